@@ -1,0 +1,49 @@
+"""OpenVINO IR from an ONNX file of ours.
+
+Weights stay in fp32 (FP16 is OpenVINO's default), inputs and outputs keep their ONNX names, and
+operations are named by their place: the converter's own names carry process-wide counters, so that
+two conversions of one file would differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitpe_deploy.errors import ExportFailedError
+from vitpe_deploy.runtimes.openvino import import_openvino
+
+
+def convert(
+    onnx_path: Path, xml_path: Path, metadata: Mapping[str, str]
+) -> tuple[tuple[Path, Path], int]:
+    """Write ``xml_path`` and its ``.bin``. Gives both, and the number of operations.
+
+    Raises:
+        ExportFailedError: OpenVINO cannot read the graph.
+    """
+    openvino = import_openvino()
+    try:
+        model = openvino.Core().read_model(str(onnx_path))
+    except RuntimeError as problem:
+        lines = [line for line in str(problem).splitlines() if line.strip()]
+        raise ExportFailedError(f"OpenVINO cannot read the graph: {lines[-1][:200]}") from problem
+    _name_by_place(model)
+    for key, value in sorted(metadata.items()):
+        model.set_rt_info(value, ["framework", key])
+    openvino.save_model(model, str(xml_path), compress_to_fp16=False)
+    return (xml_path, xml_path.with_suffix(".bin")), len(model.get_ops())
+
+
+def _name_by_place(model: Any) -> None:
+    """Friendly names from inputs, outputs and execution order."""
+    for place, operation in enumerate(model.get_ordered_ops()):
+        kind = operation.get_type_name()
+        if kind == "Parameter":
+            operation.set_friendly_name(operation.output(0).get_any_name())
+        elif kind == "Result":
+            operation.set_friendly_name(f"{operation.input(0).get_source_output().get_any_name()}/result")
+        else:
+            operation.set_friendly_name(f"{kind}_{place}")
+    model.set_friendly_name("main_graph")

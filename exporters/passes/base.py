@@ -1,0 +1,136 @@
+"""What a graph pass is: it changes a model in place and says what it did and what it left alone.
+
+A candidate that a pass does not change is refused with the reason and the offending value, so that
+``--json`` and ``vitpe-inspect`` can say why a model came out slower than it could.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from vitpe_deploy.request import Target
+from vitpe_deploy.results import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What a pass may know about the export it works for.
+
+    Attributes:
+        target: whose kernels the graph is spelled for.
+        opset: version of the default operator set.
+        symbolic: whether any input dimension is symbolic.
+    """
+
+    target: Target
+    opset: int
+    symbolic: bool = False
+
+
+@dataclass(slots=True)
+class PassOutcome:
+    """What one pass did."""
+
+    changed: int = 0
+    refused: list[Refusal] = field(default_factory=list)
+
+    def refuse(self, node: ir.Node, reason: str) -> None:
+        """Note a candidate that was left alone."""
+        self.refused.append(Refusal(node=node.name or node.op_type, reason=reason))
+
+
+class GraphPass(ABC):
+    """One change to a graph that keeps its results."""
+
+    name: ClassVar[str]
+    """Name in reports and for ``--skip-pass``."""
+
+    required: ClassVar[bool] = False
+    """Whether a file without this pass would be wrong or unloadable; such passes cannot be skipped."""
+
+    @abstractmethod
+    def run(self, model: ir.Model, context: PassContext) -> PassOutcome:
+        """Change ``model`` in place."""
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """The numbers of an initializer or Constant node, or None when it is computed."""
+    if value is None:
+        return None
+    tensor = value.const_value
+    if tensor is None:
+        node = value.producer()
+        if node is None or node.op_type != "Constant":
+            return None
+        attribute = node.attributes.get("value")
+        if attribute is None:
+            return None
+        tensor = attribute.as_tensor()
+    return tensor.numpy()
+
+
+def new_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """A new initializer of ``graph`` under a free name near ``name``."""
+    free, suffix = name, 0
+    while free in graph.initializers:
+        suffix += 1
+        free = f"{name}_{suffix}"
+    value = ir.Value(
+        name=free,
+        shape=ir.Shape(array.shape),
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        const_value=ir.tensor(array, name=free),
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def insert_before(anchor: ir.Node, nodes: Iterable[ir.Node]) -> None:
+    """Put nodes into the anchor's graph, in order, just before it."""
+    graph = anchor.graph
+    if graph is None:
+        raise ValueError(f"node {anchor.name} is in no graph")
+    graph.insert_before(anchor, list(nodes))
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Let every reader of ``old``, graph outputs included, read ``new``."""
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def remove_dead(graph: ir.Graph) -> int:
+    """Remove nodes and initializers that nothing reads. Gives the number of nodes removed."""
+    removed = 0
+    for node in reversed(list(graph)):
+        if all(not v.uses() and not v.is_graph_output() for v in node.outputs):
+            graph.remove(node, safe=True)
+            removed += 1
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+    return removed
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """Number of dimensions, when known."""
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def static_dim(value: ir.Value | None, axis: int) -> int | None:
+    """One dimension, when it is a known number."""
+    if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return None
+    dim = value.shape[axis]
+    return dim if isinstance(dim, int) else None
+
+
+def ints(node: ir.Node, attribute: str) -> Sequence[int] | None:
+    """An integer-list attribute, or None."""
+    found = node.attributes.get(attribute)
+    return None if found is None else tuple(found.as_ints())

@@ -1,0 +1,576 @@
+"""request -> source -> positions fitted -> traced -> passes -> artifact -> parity.
+
+The steps are those that the user sees. Files are staged and renamed at the very end, so that a
+failure anywhere leaves the output folder as it was; a parity failure keeps the files and marks
+them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from exporters.onnx_file import write_onnx
+from exporters.passes import PassContext, PassRun, run_passes
+from exporters.plan import Plan, PlannedGraph, make_plan
+from exporters.trace import ATTENTION_DOMAIN, TracedGraph, trace
+from vitpe_deploy import __version__
+from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.files import StagedFiles, refuse_existing, sha256_of, total_size
+from vitpe_deploy.manifest import Manifest, SourceRecord, TensorRecord, manifest_path
+from vitpe_deploy.parity import (
+    Outputs,
+    ParityCase,
+    Reference,
+    check,
+    check_layers,
+    make_case,
+)
+from vitpe_deploy.parity import Target as ParityTarget
+from vitpe_deploy.progress import Progress, Silent
+from vitpe_deploy.request import ExportRequest, Format, Target
+from vitpe_deploy.results import (
+    ArtifactRecord,
+    ExportReport,
+    LayerVerdict,
+    ParityRow,
+    PassRecord,
+    Refusal,
+    Steps,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from vitpe_deploy.sources.base import LoadedModel, Source
+
+TOTAL_STEPS = 6
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds by step, added up over all graphs of an export."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+    def last(self, *names: str) -> float:
+        return sum(self.seconds.get(n, 0.0) for n in names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelled:
+    """A finished graph of one target."""
+
+    model: ir.Model
+    runs: tuple[PassRun, ...]
+    nodes_before: int
+    layer_values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """One artifact in the staging folder, not yet proved."""
+
+    kind: Format
+    target: Target
+    path: Path
+    files: tuple[Path, ...]
+    sha256: str
+    spelled: _Spelled
+    nodes: int
+
+
+class _References:
+    """Reference outputs of each case, computed once however many engines are checked."""
+
+    def __init__(
+        self, reference: Reference, names: Sequence[str], progress: Progress | None = None
+    ) -> None:
+        self._reference = reference
+        self._names = tuple(names)
+        self._progress = progress or Silent()
+        self._known: dict[int, list[Outputs]] = {}
+
+    def __call__(self, case: ParityCase) -> list[Outputs]:
+        if id(case) not in self._known:
+            self._progress.tick(f"PyTorch at {case.size}, batch {case.batch}")
+            self._known[id(case)] = self._reference.outputs(case.size, case.inputs, self._names)
+        return self._known[id(case)]
+
+
+def run_export(
+    request: ExportRequest, source: Source, *, progress: Progress | None = None
+) -> ExportReport:
+    """Export, verify and write. Gives the report; its verdict says whether parity held.
+
+    Raises:
+        VitpeError: anything that kept files from being written; nothing is left behind.
+    """
+    return _Export(request, source, progress or Silent()).run()
+
+
+class _Export:
+    """One export on its way through the steps."""
+
+    def __init__(self, request: ExportRequest, source: Source, progress: Progress) -> None:
+        self.request = request
+        self.source = source
+        self.progress = progress
+        self.clock = _Clock()
+        self.facts = source.facts()
+        self.plan: Plan = make_plan(request, self.facts)
+        refuse_existing(self._final_paths(), force=request.force)
+
+    def _final_paths(self) -> Iterator[Path]:
+        for graph in self.plan.graphs:
+            for kind in self.request.formats:
+                yield self.request.output_dir / graph.file_name(kind, self.request.target)
+
+    def run(self) -> ExportReport:
+        """All steps, for all graphs of the plan."""
+        loaded = self._load()
+        artifacts: list[ArtifactRecord] = []
+        parity: list[ParityRow] = []
+        layers: list[LayerVerdict] = []
+        passes: list[PassRecord] = []
+        rule: str | None = None
+        for graph in self.plan.graphs:
+            with StagedFiles(self.request.output_dir) as staging:
+                rule = self._fit_rule(loaded, graph)
+                traced = self._trace(loaded, graph)
+                spelled = self._optimise(traced, loaded)
+                manifests = [
+                    self._stage(kind, graph, loaded, spelled, rule, staging)
+                    for kind in self.request.formats
+                ]
+                proved = self._prove(graph, loaded, manifests)
+                for (staged, manifest), (rows, verdicts) in zip(manifests, proved, strict=True):
+                    final = _with_proof(manifest, rows, verdicts)
+                    staging.path(manifest_path(staged.path).name).write_text(
+                        final.as_json(), encoding="utf-8"
+                    )
+                    parity += rows
+                    layers += verdicts
+                    passes += _pass_records(staged)
+                    artifacts.append(self._record(staged, final))
+                self._commit(staging, artifacts[-len(manifests) :])
+        verdict = _verdict(parity, layers)
+        return ExportReport(
+            model=self.facts.spec,
+            encoding=self.facts.encoding,
+            resample_rule=rule,
+            weights=loaded.weights,
+            artifacts=tuple(artifacts),
+            parity=tuple(parity),
+            layers=tuple(layers),
+            passes=tuple(passes),
+            steps_s=Steps(**{k: round(v, 4) for k, v in self.clock.seconds.items()}),
+            verdict=verdict,
+        )
+
+    def _load(self) -> LoadedModel:
+        self.progress.begin(1, TOTAL_STEPS, "Load model")
+        with self.clock.step("load"):
+            loaded = self.source.load()
+            self.facts = loaded.facts
+            self.plan = make_plan(self.request, self.facts)
+        native = "" if self.facts.native is None else f", native {self.facts.native}"
+        self.progress.end(
+            f"{loaded.num_parameters / 1e6:.1f} M params ({loaded.weights}){native}",
+            self.clock.seconds["load"],
+        )
+        return loaded
+
+    def _fit_rule(self, loaded: LoadedModel, graph: PlannedGraph) -> str | None:
+        self.progress.begin(2, TOTAL_STEPS, "Fit positions")
+        with self.clock.step("fit"):
+            fits = loaded.position_fits(graph.size)
+        self.progress.end("; ".join(map(str, dict.fromkeys(fits))), self.clock.last("fit"))
+        return next((fit.rule for fit in fits if fit.rule), None)
+
+    def _trace(self, loaded: LoadedModel, graph: PlannedGraph) -> TracedGraph:
+        self.progress.begin(3, TOTAL_STEPS, "Trace")
+        request = self.request
+        with self.clock.step("fit"):
+            module = loaded.explicit(graph.size)
+        before = self.clock.last("trace")
+        with self.clock.step("trace"):
+            traced = trace(
+                loaded,
+                module,
+                size=graph.trace_size,
+                batch=graph.trace_batch,
+                dynamic=request.dynamic,
+                outputs=self.plan.outputs,
+                override=request.model.resample,
+                opset=request.opset,
+            )
+        self.progress.end(f"{len(traced.model.graph)} nodes", self.clock.last("trace") - before)
+        return traced
+
+    def _optimise(self, traced: TracedGraph, loaded: LoadedModel) -> dict[Target, _Spelled]:
+        """A finished graph for each target that a format needs."""
+        self.progress.begin(4, TOTAL_STEPS, "Optimise")
+        targets = list(dict.fromkeys(_target_of(kind, self.request) for kind in self.request.formats))
+        before = self.clock.last("optimise", "simplify")
+        spelled = {}
+        for place, target in enumerate(targets):
+            last = place == len(targets) - 1
+            model = traced.model if last else traced.model.clone()
+            spelled[target] = self._spell(model, traced, target, loaded)
+        runs = spelled[targets[0]].runs
+        changed = ", ".join(f"{r.name} {r.outcome.changed}" for r in runs if r.outcome.changed)
+        one = spelled[targets[0]]
+        self.progress.end(
+            f"{one.nodes_before} -> {len(one.model.graph)} nodes: {changed}",
+            self.clock.last("optimise", "simplify") - before,
+        )
+        return spelled
+
+    def _spell(
+        self, model: ir.Model, traced: TracedGraph, target: Target, loaded: LoadedModel
+    ) -> _Spelled:
+        request = self.request
+        nodes_before = len(model.graph)
+        context = PassContext(target, request.opset, request.dynamic is not request.dynamic.NONE)
+        with self.clock.step("optimise"):
+            runs = run_passes(
+                model,
+                context,
+                skip=request.skip_passes,
+                after_each=self._pass_checker(loaded) if request.verify.passes else None,
+            )
+        if request.simplify:
+            from exporters.simplify import simplify
+
+            with self.clock.step("simplify"):
+                model = simplify(model)
+        present = {value.name for node in model.graph for value in node.outputs}
+        kept = tuple(name for name in traced.layer_values if name in present)
+        return _Spelled(model, runs, nodes_before, kept)
+
+    def _pass_checker(self, loaded: LoadedModel) -> _PassChecker:
+        return _PassChecker(self.request, loaded, self.plan, self.progress)
+
+    def _stage(
+        self,
+        kind: Format,
+        graph: PlannedGraph,
+        loaded: LoadedModel,
+        spelled: dict[Target, _Spelled],
+        rule: str | None,
+        staging: StagedFiles,
+    ) -> tuple[_Staged, Manifest]:
+        """Write one artifact into the staging folder. Gives it with its unproved manifest."""
+        target = _target_of(kind, self.request)
+        chosen = spelled[target]
+        name = graph.file_name(kind, self.request.target)
+        with self.clock.step("write"):
+            manifest = self._manifest(kind, target, graph, loaded, chosen, rule)
+            props = manifest.metadata_props()
+            if kind is Format.ONNX:
+                written = write_onnx(chosen.model, staging.path(name), props)
+                for extra in written.paths[1:]:
+                    staging.path(extra.name)
+                staged = _Staged(
+                    kind, target, written.paths[0], written.paths, written.sha256,
+                    chosen, len(chosen.model.graph),
+                )
+            else:
+                staged = self._stage_ir(target, name, chosen, props, staging)
+            manifest = manifest.model_copy(
+                update={
+                    "files": tuple(p.name for p in staged.files),
+                    "sha256": staged.sha256,
+                    "size_bytes": total_size(staged.files),
+                }
+            )
+        return staged, manifest
+
+    def _stage_ir(
+        self,
+        target: Target,
+        name: str,
+        chosen: _Spelled,
+        props: dict[str, str],
+        staging: StagedFiles,
+    ) -> _Staged:
+        from exporters.openvino_ir import convert
+
+        xml = staging.path(name)
+        onnx_path = xml.with_suffix(".onnx.tmp")
+        written = write_onnx(chosen.model, onnx_path, {})
+        try:
+            files, operations = convert(onnx_path, xml, props)
+        finally:
+            for path in written.paths:
+                path.unlink(missing_ok=True)
+        staging.path(files[1].name)
+        return _Staged(
+            Format.OPENVINO, target, xml, files, sha256_of(xml), chosen, operations
+        )
+
+    def _manifest(
+        self,
+        kind: Format,
+        target: Target,
+        graph: PlannedGraph,
+        loaded: LoadedModel,
+        chosen: _Spelled,
+        rule: str | None,
+    ) -> Manifest:
+        facts, request = self.facts, self.request
+        span = request.size_range
+        return Manifest(
+            version=__version__,
+            files=(),
+            format=kind.value,
+            sha256="",
+            size_bytes=0,
+            model=facts.spec,
+            source=None if self.source.anonymous else SourceRecord.from_request(request.model),
+            weights=loaded.weights,
+            weights_sha256=loaded.weights_sha256(),
+            encoding=facts.encoding,
+            encoding_params=dict(facts.encoding_params),
+            resample_rule=rule,
+            native_resolution=None
+            if facts.native is None
+            else (facts.native.height, facts.native.width),
+            resolution=None if graph.size is None else (graph.size.height, graph.size.width),
+            resolution_range=None if span is None else (span.low, span.high, span.step),
+            patch_size=facts.grid_divisor,
+            prefix_tokens=facts.prefix_tokens,
+            dynamic=request.dynamic.value,
+            batch=None if request.dynamic.batch else request.batch,
+            precision=request.precision.value,
+            target=target.value,
+            opset=request.opset,
+            inputs=tuple(_tensor_record(v) for v in chosen.model.graph.inputs),
+            outputs=tuple(_tensor_record(v) for v in chosen.model.graph.outputs),
+            layer_values=chosen.layer_values,
+            preprocess=facts.preprocess.as_dict(),
+            tolerance={"rtol": request.verify.tolerance.rtol, "atol": request.verify.tolerance.atol},
+            verdict="unverified",
+        )
+
+    def _prove(
+        self, graph: PlannedGraph, loaded: LoadedModel, staged: Sequence[tuple[_Staged, Manifest]]
+    ) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
+        """Parity of every artifact in every engine that can run it."""
+        if not self.request.verify.enabled:
+            return [([], []) for _ in staged]
+        from vitpe_deploy.referee import Referee
+
+        verify = self.request.verify
+        self.progress.begin(5, TOTAL_STEPS, "Parity")
+        results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
+        before = self.clock.last("parity")
+        with self.clock.step("parity"):
+            cases = [
+                make_case(
+                    size,
+                    batch,
+                    channels=self.facts.channels,
+                    preprocess=self.facts.preprocess,
+                    images=verify.images,
+                )
+                for size, batch in graph.cases
+            ]
+            referee = Referee(loaded, threads=self.request.threads)
+            expected = _References(referee, self.plan.outputs, self.progress)
+            for artifact, manifest in staged:
+                rows: list[ParityRow] = []
+                verdicts: list[LayerVerdict] = []
+                for runtime in _runtimes(artifact.kind, verify.runtimes):
+                    target = ParityTarget(
+                        artifact.path, runtime, verify.device, self.request.threads
+                    )
+                    label = self._label(artifact)
+                    found = check(
+                        target,
+                        cases,
+                        expected,
+                        self.plan.outputs,
+                        verify.tolerance,
+                        artifact=label,
+                    )
+                    rows += found
+                    _report_rows(self.progress, runtime, artifact, found)
+                    if verify.layers:
+                        names = manifest.layer_values
+                        activations = referee.outputs(cases[0].size, cases[0].inputs, names)
+                        verdict = check_layers(
+                            target, cases[0], activations, names, verify.tolerance, artifact=label
+                        )
+                        verdicts.append(verdict)
+                        report_layers(self.progress, verdict)
+                results.append((rows, verdicts))
+        passed = all(r.passed for rows, _ in results for r in rows)
+        self.progress.end("ok" if passed else "FAILED", self.clock.last("parity") - before)
+        return results
+
+    def _label(self, staged: _Staged) -> str:
+        return str(self.request.output_dir / staged.path.name)
+
+    def _record(self, staged: _Staged, manifest: Manifest) -> ArtifactRecord:
+        return ArtifactRecord(
+            path=self._label(staged),
+            format=staged.kind.value,
+            precision=self.request.precision.value,
+            resolution=manifest.resolution,
+            dynamic=self.request.dynamic.value,
+            target=staged.target.value,
+            opset=self.request.opset,
+            size_bytes=manifest.size_bytes,
+            sha256=staged.sha256,
+            nodes=staged.nodes,
+        )
+
+    def _commit(self, staging: StagedFiles, records: Sequence[ArtifactRecord]) -> None:
+        self.progress.begin(6, TOTAL_STEPS, "Write")
+        before = self.clock.last("write")
+        with self.clock.step("write"):
+            staging.commit()
+        for record in records:
+            self.progress.line(f"{record.path}  {record.size_bytes / 1e6:.1f} MB")
+        self.progress.end("", self.clock.last("write") - before)
+
+
+class _PassChecker:
+    """``--verify-passes``: parity in ONNX Runtime after each pass that changed the graph."""
+
+    def __init__(
+        self, request: ExportRequest, loaded: LoadedModel, plan: Plan, progress: Progress
+    ) -> None:
+        from vitpe_deploy.referee import Referee
+
+        self._request = request
+        self._names = plan.outputs
+        self._progress = progress
+        size, batch = plan.graphs[0].cases[0]
+        self._case = make_case(size, batch, channels=loaded.facts.channels, seeds=1)
+        self._expected = _References(Referee(loaded, threads=request.threads), plan.outputs)
+
+    def __call__(self, name: str, model: ir.Model) -> None:
+        if any(node.domain == ATTENTION_DOMAIN for node in model.graph):
+            return
+        with StagedFiles(self._request.output_dir) as staging:
+            path = staging.path(f"after-{name}.onnx")
+            write_onnx(model, path, {})
+            rows = check(
+                ParityTarget(path, "onnxruntime", threads=self._request.threads),
+                [self._case],
+                self._expected,
+                self._names,
+                self._request.verify.tolerance,
+                artifact=path.name,
+            )
+        worst = _worst(rows)
+        self._progress.line(f"after {name}: max rel {worst}", good=all(r.passed for r in rows))
+        bad = next((r for r in rows if not r.passed), None)
+        if bad is not None:
+            raise ArtifactError(
+                f"pass {name!r} changed output {bad.output!r}: max rel {worst}",
+                hint=f"Export with --skip-pass {name} and report it.",
+            )
+
+
+def _target_of(kind: Format, request: ExportRequest) -> Target:
+    return Target.OPENVINO if kind is Format.OPENVINO else request.target
+
+
+def _runtimes(kind: Format, wanted: Sequence[str]) -> list[str]:
+    """Engines that can run a format."""
+    return [r for r in wanted if kind is Format.ONNX or r == "openvino"]
+
+
+def _tensor_record(value: ir.Value) -> TensorRecord:
+    shape = () if value.shape is None else value.shape
+    dims = tuple(d if isinstance(d, int) else str(d.value) for d in shape)
+    dtype = "float32" if value.dtype is None else np.dtype(value.dtype.numpy()).name
+    return TensorRecord(name=value.name or "", shape=dims, dtype=dtype)
+
+
+def _pass_records(staged: _Staged) -> list[PassRecord]:
+    return [
+        PassRecord(
+            artifact=staged.path.name,
+            name=run.name,
+            changed=run.outcome.changed,
+            refused=tuple(Refusal(node=r.node, reason=r.reason) for r in run.outcome.refused),
+        )
+        for run in staged.spelled.runs
+    ]
+
+
+def _with_proof(
+    manifest: Manifest, rows: Sequence[ParityRow], layers: Sequence[LayerVerdict]
+) -> Manifest:
+    own = [r.model_copy(update={"artifact": manifest.files[0]}) for r in rows]
+    named = [v.model_copy(update={"artifact": manifest.files[0]}) for v in layers]
+    return manifest.model_copy(
+        update={"parity": tuple(own), "layers": tuple(named), "verdict": _verdict(rows, layers)}
+    )
+
+
+def _verdict(rows: Sequence[ParityRow], layers: Sequence[LayerVerdict]) -> Verdict:
+    if not rows:
+        return "unverified"
+    good = all(r.passed for r in rows) and all(v.first_failing_block is None for v in layers)
+    return "passed" if good else "failed"
+
+
+def _worst(rows: Sequence[ParityRow]) -> str:
+    values = [r.max_rel for r in rows]
+    if any(v is None for v in values):
+        return next((r.problem or "not comparable" for r in rows if r.max_rel is None), "")
+    return f"{max(v for v in values if v is not None):.1e}"
+
+
+def _report_rows(
+    progress: Progress, runtime: str, artifact: _Staged, rows: Sequence[ParityRow]
+) -> None:
+    """One line per artifact and engine."""
+    agreed = [r for r in rows if r.top1_agreement is not None]
+    top1 = ""
+    if agreed:
+        total = sum(r.inputs for r in agreed)
+        right = sum(round((r.top1_agreement or 0) * r.inputs) for r in agreed)
+        top1 = f"  top-1 {right}/{total}"
+    sizes = len({r.resolution for r in rows})
+    over = f"  {sizes} sizes" if sizes > 1 else ""
+    good = all(r.passed for r in rows)
+    limit = rows[0].limit if rows else 0.0
+    name = f"{runtime:<12} {artifact.path.suffix[1:]:<5}"
+    progress.line(f"{name} max rel {_worst(rows)} (limit {limit:.0e}){top1}{over}", good=good)
+    if not good:
+        for row in (r for r in rows if not r.passed):
+            size = "x".join(map(str, row.resolution or ()))
+            needed = "" if row.limit_needed is None else f", would pass at --rtol {row.limit_needed:.1e}"
+            what = row.problem or f"max rel {row.max_rel:.1e}"
+            progress.line(f"  {row.output} at {size} b{row.batch}: {what}{needed}", good=False)
+
+
+def report_layers(progress: Progress, verdict: LayerVerdict) -> None:
+    """One line on per-layer parity."""
+    if verdict.first_failing_block is None:
+        text = f"layers {verdict.runtime}: all {len(verdict.rows)} blocks inside tolerance"
+    else:
+        text = f"layers {verdict.runtime}: first outside tolerance is block {verdict.first_failing_block}"
+    progress.line(text, good=verdict.first_failing_block is None)

@@ -1,0 +1,184 @@
+"""What an export will write and prove, decided from the request and the facts of the model alone.
+
+Everything that can be refused without loading a weight is refused here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporters.passes import check_skips
+from vitpe_deploy.errors import UnsupportedError, UsageError
+from vitpe_deploy.request import (
+    OPSETS,
+    Dynamic,
+    ExportRequest,
+    Format,
+    Precision,
+    Resolution,
+    Target,
+)
+from vitpe_deploy.sources.base import ModelFacts
+
+_SUFFIXES = {Format.ONNX: ".onnx", Format.OPENVINO: ".xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGraph:
+    """One traced graph and the files made of it.
+
+    Attributes:
+        size: the static size, or None when height and width are symbolic.
+        trace_size: example size of the trace.
+        trace_batch: example batch of the trace.
+        cases: sizes and batches to verify.
+        stem: file name without suffix and target.
+    """
+
+    size: Resolution | None
+    trace_size: Resolution
+    trace_batch: int
+    cases: tuple[tuple[Resolution, int], ...]
+    stem: str
+
+    def file_name(self, kind: Format, target: Target) -> str:
+        """Name of the main file of one format."""
+        suffix = "" if kind is Format.OPENVINO or target is Target.ORT else f"-{target}"
+        return f"{self.stem}{suffix}{_SUFFIXES[kind]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All graphs of one export."""
+
+    outputs: tuple[str, ...]
+    graphs: tuple[PlannedGraph, ...]
+
+
+def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
+    """Check the request against the model.
+
+    Raises:
+        UsageError: contradictory or impossible flags.
+        SizeError: a size that the model cannot take.
+        UnsupportedError: refused with the reason.
+    """
+    _check_flags(request)
+    sizes = _sizes(request, facts)
+    outputs = facts.check_outputs(request.outputs)
+    if request.dynamic.size:
+        graphs = (_dynamic_graph(request, facts, sizes),)
+    else:
+        graphs = tuple(_static_graph(request, facts, size) for size in sizes)
+    return Plan(outputs, graphs)
+
+
+def _check_flags(request: ExportRequest) -> None:
+    if request.opset not in OPSETS:
+        low, high = OPSETS[0], OPSETS[-1]
+        raise UnsupportedError(
+            f"--opset {request.opset} is not possible: graphs are traced at opset {low} to {high}",
+            hint=f"The lowest that works is --opset {low}."
+            if request.opset < low
+            else f"The highest that is verified is --opset {high}.",
+        )
+    if request.precision is not Precision.FP32:
+        raise UnsupportedError(
+            f"--precision {request.precision} is not supported by this version",
+            hint="Use fp32.",
+        )
+    if request.dynamic is Dynamic.LENGTH:
+        raise UsageError(
+            "--dynamic length is for text towers, this model takes pictures",
+            hint="Use --dynamic size, batch or all.",
+        )
+    if request.dynamic.batch and request.batch != 1:
+        raise UsageError(
+            f"--batch {request.batch} contradicts --dynamic {request.dynamic}",
+            hint="Leave out --batch: the file takes any.",
+        )
+    if request.batch < 1:
+        raise UsageError(f"--batch must be at least 1, got {request.batch}")
+    if request.size_range is not None and not request.dynamic.size:
+        raise UsageError(
+            f"--res-range needs a dynamic size, got --dynamic {request.dynamic}",
+            hint="Add --dynamic size.",
+        )
+    verify = request.verify
+    if not verify.enabled and (
+        verify.resolutions or verify.layers or verify.passes or verify.images is not None
+    ):
+        raise UsageError(
+            "--no-verify contradicts --verify-res, --verify-passes, --layers and --images"
+        )
+    if verify.resolutions and not request.dynamic.size:
+        raise UsageError(
+            "--verify-res needs a file with a dynamic size: a static file runs at --res alone",
+            hint="Add --dynamic size, or leave out --verify-res.",
+        )
+    if not request.formats:
+        raise UsageError("--format names no format", hint="Use onnx, openvino, or both.")
+    check_skips(request.skip_passes)
+
+
+def _sizes(request: ExportRequest, facts: ModelFacts) -> tuple[Resolution, ...]:
+    if not request.resolutions and facts.native is None:
+        raise UsageError(f"{facts.name} has no native size", hint="Give --res.")
+    sizes = request.resolutions or ((facts.native,) if facts.native is not None else ())
+    for size in sizes:
+        facts.size_rule.check(size, allow_floor=request.allow_floor)
+        _check_range(request, size, "--res")
+    for size in request.verify.resolutions:
+        facts.size_rule.check(size, allow_floor=request.allow_floor, flag="--verify-res")
+        _check_range(request, size, "--verify-res")
+    if len(set(sizes)) != len(sizes):
+        raise UsageError("--res names one size twice")
+    return sizes
+
+
+def _check_range(request: ExportRequest, size: Resolution, flag: str) -> None:
+    if request.size_range is not None and size not in request.size_range:
+        raise UsageError(
+            f"{flag} {size} is outside --res-range {request.size_range}",
+            hint="Widen the range or choose a size inside it.",
+        )
+
+
+def _batches(request: ExportRequest) -> tuple[int, ...]:
+    return (1, 2) if request.dynamic.batch else (request.batch,)
+
+
+def _batch_suffix(request: ExportRequest) -> str:
+    if request.dynamic is Dynamic.BATCH:
+        return "-bdyn"
+    return f"-b{request.batch}" if request.batch != 1 else ""
+
+
+def _static_graph(request: ExportRequest, facts: ModelFacts, size: Resolution) -> PlannedGraph:
+    return PlannedGraph(
+        size=size,
+        trace_size=size,
+        trace_batch=2 if request.dynamic.batch else request.batch,
+        cases=tuple((size, batch) for batch in _batches(request)),
+        stem=f"{facts.name}-{size}{_batch_suffix(request)}-{request.precision}",
+    )
+
+
+def _dynamic_graph(
+    request: ExportRequest, facts: ModelFacts, sizes: tuple[Resolution, ...]
+) -> PlannedGraph:
+    native = facts.native or sizes[0]
+    nearby = facts.size_rule.nearby(native)
+    if request.size_range is not None:
+        nearby = tuple(s for s in nearby if s in request.size_range)
+    wanted = dict.fromkeys((*sizes, *nearby, *request.verify.resolutions))
+    dh, dw = facts.size_rule.divisor
+    trace_size = Resolution(native.height // dh * dh + 2 * dh, native.width // dw * dw + 5 * dw)
+    word = "dynall" if request.dynamic is Dynamic.ALL else "dynsize"
+    return PlannedGraph(
+        size=None,
+        trace_size=trace_size,
+        trace_batch=2 if request.dynamic.batch else request.batch,
+        cases=tuple((size, batch) for size in wanted for batch in _batches(request)),
+        stem=f"{facts.name}-{word}{_batch_suffix(request)}-{request.precision}",
+    )

@@ -1,0 +1,310 @@
+"""From a torch module to an ONNX graph in which attention and positions are explicit.
+
+The one place that calls ``torch.onnx.export``. While it runs, a mode of this thread watches the
+torch functions that are called (nothing is patched, so nothing can be left behind):
+
+* ``scaled_dot_product_attention`` becomes one node ``vitpe::Attention`` (query, key, value[,
+  bias]) that the attention pass spells for the target;
+* an interpolation of a position table becomes two matrix products, constant for a static size.
+
+A dynamic model is traced at a size that is neither native nor square, with batch 2: any of those
+would let torch specialise on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitpe_deploy.encodings.resample import resample_grid, resample_grid_in_graph
+from vitpe_deploy.errors import ExportFailedError
+from vitpe_deploy.request import Dynamic, ResampleOverride, Resolution
+from vitpe_deploy.sources.base import BLOCK, LoadedModel
+from vitpe_deploy.sources.observe import TableResample, TableWatcher
+
+INPUT = "pixel_values"
+ATTENTION_DOMAIN = "vitpe"
+ATTENTION_OP = "Attention"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedGraph:
+    """A graph fresh from the tracer.
+
+    Attributes:
+        model: the graph; its outputs are the ones asked for.
+        layer_values: ``block:k`` values that exist inside the graph, for per-layer parity.
+    """
+
+    model: ir.Model
+    layer_values: tuple[str, ...]
+
+
+class ExplicitMode(TableWatcher):
+    """Writes positions as matrix products and attention as one node while a model is traced."""
+
+    def __init__(self, inputs: Tensor, override: ResampleOverride) -> None:
+        super().__init__(inputs, self._write_table)
+        self._override = override
+
+    def _write_table(self, call: TableResample) -> Tensor:
+        rule = call.rule.overridden(self._override)
+        table = call.table[0].permute(1, 2, 0)  # [h, w, D]
+        if all(isinstance(n, int) for n in call.size):
+            out = resample_grid(table, call.size, rule)
+        else:
+            out = resample_grid_in_graph(table, *call.size, rule)
+        return out.permute(2, 0, 1).unsqueeze(0)  # [1, D, h', w']
+
+    def call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Attention becomes one node; everything else runs as it is."""
+        if func is F.scaled_dot_product_attention:
+            return _explicit_attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """One ``vitpe::Attention`` node for [..., N, D/M] tensors of any rank from 3."""
+    del dropout_p  # inert in eval mode, which every traced model is in
+    if enable_gqa and query.shape[-3] != key.shape[-3]:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    leading = query.shape[:-2]
+    if query.dim() != 4:
+        query, key, value = (_to_4d(t) for t in (query, key, value))
+    bias = _additive_bias(query, key, attn_mask, is_causal)
+    inputs = (query, key, value) if bias is None else (query, key, value, bias)
+    out = torch.onnx.ops.symbolic(
+        f"{ATTENTION_DOMAIN}::{ATTENTION_OP}",
+        inputs,
+        {"scale": float(query.shape[-1] ** -0.5 if scale is None else scale)},
+        dtype=query.dtype,
+        shape=(*query.shape[:-1], value.shape[-1]),
+        version=1,
+    )
+    return out if len(leading) == 2 else out.reshape(*leading, *out.shape[-2:])
+
+
+def _to_4d(x: Tensor) -> Tensor:
+    """[A, N, D] -> [A, 1, N, D]; [A, ..., M, N, D] -> [A*..., M, N, D]."""
+    return x.unsqueeze(1) if x.dim() == 3 else x.flatten(0, x.dim() - 4)
+
+
+def _additive_bias(
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool
+) -> Tensor | None:
+    """Mask and causality as one float bias of rank 4, or None."""
+    lowest = torch.finfo(query.dtype).min
+    bias = None
+    if mask is not None:
+        bias = mask
+        if mask.dtype == torch.bool:
+            zero = torch.zeros((), dtype=query.dtype)
+            bias = torch.where(mask, zero, torch.full((), lowest, dtype=query.dtype))
+        bias = _bias_to_4d(bias.to(query.dtype), query.shape[0], key.shape[-2])
+    if is_causal:
+        rows = torch.arange(query.shape[-2]).unsqueeze(1)
+        columns = torch.arange(key.shape[-2]).unsqueeze(0)
+        zero = torch.zeros((), dtype=query.dtype)
+        causal = torch.where(
+            columns <= rows, zero, torch.full((), lowest, dtype=query.dtype)
+        )[None, None]
+        bias = causal if bias is None else bias + causal
+    return bias
+
+
+def _bias_to_4d(bias: Tensor, batch: int, columns: int) -> Tensor:
+    """Broadcastable mask of any rank -> [1|B, 1|M, N, N]."""
+    while bias.dim() < 4:
+        # A rank-3 mask belongs to rank-3 attention: its first dimension is the batch.
+        bias = bias.unsqueeze(1 if bias.dim() == 3 and bias.shape[0] == batch else 0)
+    if bias.dim() > 4:
+        bias = bias.flatten(0, bias.dim() - 4)
+    del columns
+    return bias
+
+
+class _Traceable(nn.Module):
+    """What the tracer sees: pixel values in, the outputs asked for and the blocks out."""
+
+    def __init__(
+        self, loaded: LoadedModel, module: nn.Module, names: Sequence[str], override: ResampleOverride
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._loaded = loaded
+        self._names = tuple(names)
+        self._override = override
+        self.eval()
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
+        with ExplicitMode(pixel_values, self._override):
+            outputs = self._loaded.read(self.module, pixel_values, self._names)
+        # One tensor under two names must still be two outputs.
+        seen: set[int] = set()
+        result = []
+        for value in outputs.values():
+            result.append(value.clone() if id(value) in seen else value)
+            seen.add(id(value))
+        return tuple(result)
+
+
+def trace(
+    loaded: LoadedModel,
+    module: nn.Module,
+    *,
+    size: Resolution,
+    batch: int,
+    dynamic: Dynamic,
+    outputs: Sequence[str],
+    override: ResampleOverride,
+    opset: int,
+) -> TracedGraph:
+    """Trace ``module`` with explicit attention and positions.
+
+    ``size`` and ``batch`` are those of the example; with symbolic dimensions they only must not be
+    special.
+
+    Raises:
+        ExportFailedError: torch could not trace the model, with its reason.
+    """
+    blocks = _block_names(loaded)
+    names = [*outputs, *(name for name in blocks if name not in outputs)]
+    wrapped = _Traceable(loaded, module, names, override)
+    example = torch.zeros(batch, loaded.facts.channels, size.height, size.width)
+    symbolic: dict[int, Any] = {}
+    if dynamic.batch:
+        symbolic[0] = torch.export.Dim.DYNAMIC
+    if dynamic.size:
+        symbolic[2] = symbolic[3] = torch.export.Dim.DYNAMIC
+    program = _export(wrapped, example, symbolic, names, opset)
+    model: ir.Model = program.model
+    _name_dimensions(model, symbolic)
+    _drop_prefix(model.graph, "module.")
+    layer_values = _keep_as_inner_values(model.graph, [n for n in blocks if n not in outputs])
+    return TracedGraph(model, (*layer_values, *(n for n in blocks if n in outputs)))
+
+
+def _block_names(loaded: LoadedModel) -> list[str]:
+    try:
+        return [f"{BLOCK}{k}" for k in range(len(loaded.block_paths()))]
+    except Exception:  # a network without a recognisable stack has no per-layer parity
+        return []
+
+
+def _export(
+    wrapped: nn.Module, example: Tensor, symbolic: dict[int, Any], names: list[str], opset: int
+) -> Any:
+    noise = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(noise), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(
+                wrapped,
+                (example,),
+                dynamo=True,
+                dynamic_shapes={INPUT: symbolic} if symbolic else None,
+                opset_version=opset,
+                input_names=[INPUT],
+                output_names=names,
+                verbose=False,
+            )
+    except Exception as problem:
+        cause: BaseException = problem
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+        reason = lines[0][:300] if lines else type(cause).__name__
+        raise ExportFailedError(
+            f"torch could not trace the model: {reason}",
+            hint="Run again with -vv for torch's own report.",
+        ) from problem
+
+
+def _name_dimensions(model: ir.Model, symbolic: Mapping[int, Any]) -> None:
+    """Call torch's symbols by what they are: batch, height, width."""
+    shape = model.graph.inputs[0].shape
+    if shape is None or not symbolic:
+        return
+    titles = {0: "batch", 2: "height", 3: "width"}
+    names: dict[str, str] = {}
+    for axis in symbolic:
+        dim = shape[axis]
+        if not isinstance(dim, ir.SymbolicDim) or dim.value is None:
+            raise ExportFailedError(
+                f"torch fixed the {titles[axis]} at {dim} while tracing",
+                hint="The model decides something on this size in Python. Export it statically.",
+            )
+        names[str(dim.value)] = titles[axis]
+    if len(names) != len(symbolic):
+        raise ExportFailedError("torch tied height to width while tracing")
+    pattern = re.compile("|".join(rf"\b{re.escape(n)}\b" for n in names))
+
+    def rename(value: ir.Value) -> None:
+        if value.shape is None or all(isinstance(d, int) for d in value.shape):
+            return
+        dims: list[int | ir.SymbolicDim] = []
+        for dim in value.shape:
+            if isinstance(dim, int) or dim.value is None:
+                dims.append(dim)
+            else:
+                text = pattern.sub(lambda m: names[m[0]], str(dim.value))
+                dims.append(ir.SymbolicDim(_tidy(text)))
+        value.shape = ir.Shape(dims)
+
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        rename(value)
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if not value.is_graph_output():
+                rename(value)
+
+
+def _tidy(expression: str) -> str:
+    """``((height//16))*((width//16))`` -> ``(height//16)*(width//16)``; no outer brackets."""
+    previous = ""
+    while previous != expression:
+        previous = expression
+        expression = re.sub(r"\(\(([^()]*)\)\)", r"(\1)", expression)
+    whole = re.fullmatch(r"\(([^()]*)\)", expression)
+    return whole[1] if whole else expression
+
+
+def _drop_prefix(graph: ir.Graph, prefix: str) -> None:
+    """Initializers carry the model's own parameter names."""
+    for name in list(graph.initializers):
+        if name.startswith(prefix):
+            value = graph.initializers.pop(name)
+            value.name = name.removeprefix(prefix)
+            graph.register_initializer(value)
+
+
+def _keep_as_inner_values(graph: ir.Graph, names: Sequence[str]) -> tuple[str, ...]:
+    """Take block outputs off the outputs of the graph; their values keep the names."""
+    wanted = set(names)
+    kept = [v.name for v in graph.outputs if v.name in wanted and v.name]
+    outputs = [v for v in graph.outputs if v.name not in wanted]
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    return tuple(kept)

@@ -1,0 +1,304 @@
+"""Pictures in, model inputs out, with numpy and Pillow alone.
+
+Parity needs pictures because noise is too easy: on N(0,1) pixels every patch looks alike, and a
+table that was transposed or shifted moves the outputs less than on a picture with structure.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vitpe_deploy.errors import ArtifactError, UsageError
+from vitpe_deploy.request import closest
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+MAX_PIXELS = 128_000_000
+"""Larger pictures are refused before they are decoded: a small file can claim any size."""
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocess:
+    """How pixels become a model's input; the manifest carries it.
+
+    ``value = (pixel * scale - mean) / std`` per channel. ``crop`` is the share of the picture's
+    side that is kept, 1.0 for all of it.
+    """
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    layout: str = "NCHW"
+    color_order: str = "RGB"
+    interpolation: str = "bicubic"
+    crop: float = 1.0
+    scale: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        for flag, value, known in (
+            ("layout", self.layout, ("NCHW",)),
+            ("color_order", self.color_order, ("RGB", "BGR")),
+            ("interpolation", self.interpolation, tuple(_FILTERS)),
+        ):
+            if value not in known:
+                raise UsageError(
+                    f"preprocess {flag} {value!r} is not known",
+                    hint=f"{closest(str(value), known)}Choose from: {', '.join(known)}.",
+                )
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
+            raise UsageError(
+                f"preprocess mean {self.mean} and std {self.std} do not fit",
+                hint="Give three numbers each, one per channel; std above 0.",
+            )
+        if not 0 < self.crop <= 1:
+            raise UsageError(
+                f"preprocess crop {self.crop} is out of range",
+                hint="Give the share of the side to keep, above 0 and at most 1.",
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; :meth:`from_dict` gives the same Preprocess back."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Preprocess:
+        """From :meth:`as_dict`; keys left out take their defaults.
+
+        Raises:
+            UsageError: a key or value that is not known.
+        """
+        known = [field.name for field in fields(cls)]
+        for key in document:
+            if key not in known:
+                raise UsageError(
+                    f"preprocess has no key {key!r}",
+                    hint=f"{closest(key, known)}Choose from: {', '.join(known)}.",
+                )
+        values = dict(document)
+        try:
+            for key in ("mean", "std"):
+                if key in values:
+                    values[key] = tuple(float(number) for number in values[key])
+            for key in ("crop", "scale"):
+                if key in values:
+                    values[key] = float(values[key])
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"preprocess {key} {values[key]!r} is not a number or three of them",
+                hint="mean and std take a list of three numbers, crop and scale one number.",
+            ) from None
+        return cls(**values)
+
+
+def structured_image(height: int, width: int) -> npt.NDArray[np.uint8]:
+    """A procedural test picture, the same on every machine.
+
+    Each quadrant holds something else, so that no flip, transpose or shift leaves the picture
+    alike: top left a diagonal colour gradient, top right discs with sharp edges, bottom left bars
+    that get finer downwards, bottom right a fine two-scale texture.
+
+    Returns:
+        ``[height, width, 3]``.
+    """
+    if height < 1 or width < 1:
+        raise UsageError(
+            f"a picture must be at least 1x1, got {height}x{width}", hint="Give a size in pixels."
+        )
+    y = ((np.arange(height) + 0.5) / height)[:, None]  # [H, 1], 0..1
+    x = ((np.arange(width) + 0.5) / width)[None, :]  # [1, W], 0..1
+
+    # A slow background everywhere, so that no region is flat.
+    red = 0.25 + 0.5 * x + 0.15 * np.sin(7.0 * y + 3.0 * x)
+    green = 0.70 - 0.5 * y + 0.20 * np.sin(5.0 * x * (1 + y))
+    blue = 0.40 + 0.3 * np.cos(4.0 * y - 9.0 * x) + 0.1 * x
+    picture = np.stack([red, green, blue], axis=-1)  # [H, W, 3]
+
+    for centre_y, centre_x, radius, colour in (
+        (0.17, 0.63, 0.13, (0.95, 0.15, 0.10)),
+        (0.34, 0.86, 0.10, (0.05, 0.85, 0.90)),
+        (0.12, 0.90, 0.05, (0.98, 0.95, 0.20)),
+    ):
+        inside = (y - centre_y) ** 2 + (x - centre_x) ** 2 < radius**2
+        picture[inside] = colour
+
+    bars = np.sin(2 * np.pi * (6.0 * y + 34.0 * y**2) + 2.0 * x) > 0.2
+    picture[bars & (y >= 0.55) & (x < 0.42)] = (0.08, 0.10, 0.35)
+
+    texture = 0.5 * np.sin(2 * np.pi * (37.0 * x + 11.0 * y)) + 0.5 * np.sin(
+        2 * np.pi * (5.0 * x * x - 23.0 * y)
+    )
+    patch = (y >= 0.5) & (x >= 0.5)
+    picture += (0.35 * texture * patch)[..., None] * np.array([1.0, -0.6, 0.8])
+
+    return np.rint(np.clip(picture, 0, 1) * 255).astype(np.uint8)
+
+
+def load_image(path: Path) -> npt.NDArray[np.uint8]:
+    """A picture as it should be seen: EXIF orientation applied, 8-bit RGB.
+
+    16-bit grey is scaled to 8 bits. Transparency is dropped, as timm and transformers do, so that
+    the model sees what it saw in training. Of animations the first frame is read.
+
+    Returns:
+        ``[H, W, 3]``.
+
+    Raises:
+        UsageError: no such file, too many pixels, or a kind of pixel without an agreed range.
+        ArtifactError: damaged, or not a picture.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Ours is the limit; Pillow would warn at a smaller one.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as file:
+                if file.width * file.height > MAX_PIXELS:
+                    raise UsageError(
+                        f"{path} claims {file.height}x{file.width} pixels, "
+                        f"the limit is {MAX_PIXELS} in all",
+                        hint="Scale it down before use.",
+                    )
+                upright = ImageOps.exif_transpose(file)
+                return _to_rgb(upright, path)
+    except FileNotFoundError:
+        raise UsageError(f"picture {path} does not exist", hint="Check the path.") from None
+    except IsADirectoryError:
+        raise UsageError(f"picture {path} is a folder", hint="Name a file in it.") from None
+    except Image.DecompressionBombError:
+        raise UsageError(
+            f"{path} claims more pixels than the limit of {MAX_PIXELS}",
+            hint="Scale it down before use.",
+        ) from None
+    except UnidentifiedImageError:
+        raise ArtifactError(
+            f"{path} is not a picture that Pillow can read",
+            hint="Use PNG, JPEG, WebP, TIFF, BMP or GIF.",
+        ) from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise ArtifactError(
+            f"picture {path} cannot be decoded: {error}",
+            hint="It is damaged or cut short: copy it again or leave it out.",
+        ) from error
+
+
+def _to_rgb(image: Image.Image, path: Path) -> npt.NDArray[np.uint8]:
+    if image.mode.startswith("I"):
+        wide = np.asarray(image).astype(np.int64)
+        if wide.min(initial=0) < 0 or wide.max(initial=0) > 65535:
+            raise UsageError(
+                f"{path} has 32-bit pixels, whose range is not known",
+                hint="Save it with 8 or 16 bits per channel.",
+            )
+        grey = np.rint(wide / 257.0).astype(np.uint8)  # 65535 / 255 = 257
+        return np.repeat(grey[..., None], 3, axis=-1)
+    if image.mode == "F":
+        raise UsageError(
+            f"{path} has floating-point pixels, whose range is not known",
+            hint="Save it with 8 or 16 bits per channel.",
+        )
+    if image.mode == "P":
+        # Straight to RGB, Pillow warns about palettes with transparency.
+        image = image.convert("RGBA")
+    return np.array(image.convert("RGB"), dtype=np.uint8)
+
+
+def prepare(
+    image: npt.NDArray[np.uint8], height: int, width: int, preprocess: Preprocess
+) -> npt.NDArray[np.float32]:
+    """One picture as a model input of exactly the size asked for, without distortion.
+
+    The largest centred box of the target's aspect ratio is taken, shrunk by ``preprocess.crop``,
+    and resized in one step (antialiased, Pillow's filters), so nothing is resampled twice. A
+    picture that has the target size already passes unchanged, apart from the normalisation.
+
+    Args:
+        image: ``[H, W, 3]`` as :func:`load_image` gives it.
+        height: Target height in pixels.
+        width: Target width in pixels.
+        preprocess: The model's rule.
+
+    Returns:
+        ``[3, height, width]``, channels in ``preprocess.color_order``.
+    """
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+        raise UsageError(
+            f"a picture must be uint8 [H, W, 3], got {image.dtype} {list(image.shape)}",
+            hint="load_image gives that form.",
+        )
+    if height < 1 or width < 1:
+        raise UsageError(
+            f"a size must be at least 1x1, got {height}x{width}", hint="Give a size in pixels."
+        )
+    source_height, source_width = image.shape[:2]
+    factor = min(source_height / height, source_width / width) * preprocess.crop
+    box_height, box_width = height * factor, width * factor
+    top, left = (source_height - box_height) / 2, (source_width - box_width) / 2
+    # min() because rounding may put the far edge a hair outside, which Pillow refuses
+    box = (
+        max(left, 0.0),
+        max(top, 0.0),
+        min(left + box_width, float(source_width)),
+        min(top + box_height, float(source_height)),
+    )
+    resized = Image.fromarray(image).resize(
+        (width, height), _FILTERS[preprocess.interpolation], box=box
+    )
+    pixels = np.asarray(resized, dtype=np.float32) * np.float32(preprocess.scale)  # [H, W, 3]
+    if preprocess.color_order == "BGR":
+        pixels = pixels[..., ::-1]
+    mean, std = (np.array(v, dtype=np.float32) for v in (preprocess.mean, preprocess.std))
+    values = (pixels - mean) / std
+    return np.ascontiguousarray(values.transpose(2, 0, 1), dtype=np.float32)
+
+
+def list_images(folder: Path) -> list[Path]:
+    """Every picture below a folder, sorted by path, hidden files left out.
+
+    Raises:
+        UsageError: no such folder, or no picture in it.
+    """
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise UsageError(f"picture folder {folder} {found}", hint="Name a folder of pictures.")
+    paths = [
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    if not paths:
+        raise UsageError(
+            f"picture folder {folder} holds no picture",
+            hint=f"Looked for: {', '.join(sorted(SUFFIXES))}.",
+        )
+    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def noise(seed: int, batch: int, height: int, width: int) -> npt.NDArray[np.float32]:
+    """Standard normal values, the same on every machine for a seed.
+
+    Returns:
+        ``[batch, 3, height, width]``, N(0, 1) from numpy's PCG64.
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return generator.standard_normal((batch, 3, height, width), dtype=np.float32)

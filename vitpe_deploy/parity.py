@@ -1,0 +1,295 @@
+"""Is the file equal to PyTorch, at this size, in this engine, at this batch?
+
+The reference is whatever :class:`Reference` gives: the untouched eager model, or outputs that were
+stored beside the artifact. A row passes when ``max_abs <= atol + rtol * max|reference|`` and never
+on NaN, on an empty or wrongly shaped output, or on an output that does not depend on its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vitpe_deploy.errors import UsageError
+from vitpe_deploy.images import Preprocess, list_images, load_image, noise, prepare, structured_image
+from vitpe_deploy.request import Resolution, Tolerance
+from vitpe_deploy.results import LayerRow, LayerVerdict, ParityRow
+from vitpe_deploy.runtimes import open_runtime
+
+Array: TypeAlias = npt.NDArray[Any]
+Outputs: TypeAlias = dict[str, Array]
+
+SEEDS = 3
+"""Noise batches per case; one structured picture and the user's images come on top."""
+
+INPUT = "pixel_values"
+LOGITS = "logits"
+
+
+class Reference(Protocol):
+    """Gives the right outputs for inputs of one size."""
+
+    def outputs(
+        self, size: Resolution, inputs: Sequence[Array], names: Sequence[str]
+    ) -> list[Outputs]:
+        """One dict of named outputs per input [B, C, H, W]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParityCase:
+    """Inputs of one size and batch. Each input is [batch, C, H, W] in float32."""
+
+    size: Resolution
+    batch: int
+    inputs: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One artifact in one engine."""
+
+    path: Path
+    runtime: str
+    device: str = "CPU"
+    threads: int | None = None
+
+
+def make_case(
+    size: Resolution,
+    batch: int,
+    *,
+    channels: int = 3,
+    preprocess: Preprocess = Preprocess(),
+    images: Path | None = None,
+    seeds: int = SEEDS,
+) -> ParityCase:
+    """Noise from ``seeds`` seeds, a structured picture, and the images of a folder.
+
+    Every input is a full batch; the items of a batch differ, so that a file that mixes them up
+    cannot pass.
+    """
+    height, width = size.height, size.width
+    inputs = [noise(seed, batch, height, width) for seed in range(seeds)]
+    picture = structured_image(height, width)
+    turned = [np.roll(picture, (7 * k, 13 * k), axis=(0, 1)) for k in range(batch)]
+    inputs.append(np.stack([prepare(p, height, width, preprocess) for p in turned]))
+    if images is not None:
+        photos = [prepare(load_image(p), height, width, preprocess) for p in list_images(images)]
+        for start in range(0, len(photos), batch):
+            chosen = [photos[(start + k) % len(photos)] for k in range(batch)]
+            inputs.append(np.stack(chosen))
+    return ParityCase(size, batch, tuple(_with_channels(x, channels) for x in inputs))
+
+
+def _with_channels(x: Array, channels: int) -> Array:
+    """Three colour channels repeated or cut to what the model reads."""
+    repeats = -(-channels // x.shape[1])
+    return np.ascontiguousarray(np.tile(x, (1, repeats, 1, 1))[:, :channels])
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One output over all inputs of a case; numbers are None where nothing can be compared."""
+
+    max_abs: float | None = None
+    max_rel: float | None = None
+    largest: float = 0.0
+    cosine: float | None = None
+    top1: float | None = None
+    problem: str | None = None
+
+    def passes(self, tolerance: Tolerance) -> bool:
+        """Whether the difference is inside the tolerance."""
+        if self.problem is not None or self.max_abs is None:
+            return False
+        return self.max_abs <= tolerance.limit(self.largest)
+
+
+def compare(reference: Sequence[Array], candidate: Sequence[Array], *, classes: bool) -> Comparison:
+    """Compare one output over several inputs.
+
+    Args:
+        reference: right arrays, one per input.
+        candidate: the engine's arrays, in the same order.
+        classes: whether the last axis holds class scores, so that top-1 means something.
+    """
+    problem = _not_comparable(reference, candidate)
+    if problem is not None:
+        return Comparison(problem=problem)
+    right = np.stack([np.asarray(a, dtype=np.float64) for a in reference])
+    given = np.stack([np.asarray(a, dtype=np.float64) for a in candidate])
+    if len(right) > 1 and all(np.array_equal(right[0], other) for other in right[1:]):
+        return Comparison(problem="the reference output does not depend on the input")
+    max_abs = float(np.abs(right - given).max())
+    largest = float(np.abs(right).max())
+    rows = right.reshape(right.shape[0] * right.shape[1], -1)
+    others = given.reshape(rows.shape)
+    norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(others, axis=1)
+    cosine = (rows * others).sum(axis=1) / np.where(norms > 0, norms, 1.0)
+    top1 = float((right.argmax(-1) == given.argmax(-1)).mean()) if classes else None
+    return Comparison(
+        max_abs=max_abs,
+        max_rel=max_abs / largest if largest > 0 else (0.0 if max_abs == 0 else None),
+        largest=largest,
+        cosine=float(np.clip(cosine, -1.0, 1.0).min()),
+        top1=top1,
+        problem=None if largest > 0 else "the reference output is all zeros",
+    )
+
+
+def _not_comparable(reference: Sequence[Array], candidate: Sequence[Array]) -> str | None:
+    if not reference or any(a.size == 0 for a in reference):
+        return "the reference output is empty"
+    for right, given in zip(reference, candidate, strict=True):
+        if right.shape != given.shape:
+            return f"shape {list(given.shape)} instead of {list(right.shape)}"
+        if not np.isfinite(right).all():
+            return "the reference itself holds NaN or inf"
+        if not np.isfinite(given).all():
+            bad = int((~np.isfinite(given)).sum())
+            return f"{bad} of {given.size} values are NaN or inf"
+    return None
+
+
+OnRow: TypeAlias = Callable[[ParityRow], None]
+
+
+def check(
+    target: Target,
+    cases: Iterable[ParityCase],
+    expected: Callable[[ParityCase], list[Outputs]],
+    names: Sequence[str],
+    tolerance: Tolerance,
+    *,
+    artifact: str,
+    on_row: OnRow | None = None,
+) -> tuple[ParityRow, ...]:
+    """Run one artifact in one engine over all cases. One row per case and output.
+
+    Args:
+        target: file, engine and device.
+        cases: inputs.
+        expected: the reference outputs of a case; called once per case.
+        names: outputs to compare.
+        tolerance: what is allowed.
+        artifact: how rows name the file.
+        on_row: told of each row as it is found.
+    """
+    rows: list[ParityRow] = []
+    runtime = open_runtime(
+        target.runtime, target.path, device=target.device, threads=target.threads
+    )
+    with runtime:
+        missing = [n for n in names if n not in [o.name for o in runtime.outputs]]
+        if missing:
+            raise UsageError(
+                f"{target.path.name} has no output {missing[0]!r}",
+                hint=f"It has: {', '.join(o.name for o in runtime.outputs)}.",
+            )
+        for case in cases:
+            right = expected(case)
+            given = [runtime.run({INPUT: x}) for x in case.inputs]
+            for name in names:
+                result = compare(
+                    [o[name] for o in right], [o[name] for o in given], classes=name == LOGITS
+                )
+                row = ParityRow(
+                    artifact=artifact,
+                    runtime=runtime.info.runtime,
+                    device=runtime.info.device,
+                    precision_executed=runtime.info.precision_executed,
+                    resolution=(case.size.height, case.size.width),
+                    batch=case.batch,
+                    output=name,
+                    max_abs=result.max_abs,
+                    max_rel=result.max_rel,
+                    cosine=result.cosine,
+                    top1_agreement=result.top1,
+                    limit=_relative_limit(tolerance, result.largest),
+                    limit_needed=_limit_needed(tolerance, result),
+                    passed=result.passes(tolerance),
+                    inputs=len(case.inputs) * case.batch,
+                    problem=result.problem,
+                )
+                rows.append(row)
+                if on_row is not None:
+                    on_row(row)
+    return tuple(rows)
+
+
+def _relative_limit(tolerance: Tolerance, largest: float) -> float:
+    return tolerance.limit(largest) / largest if largest > 0 else tolerance.rtol
+
+
+def _limit_needed(tolerance: Tolerance, result: Comparison) -> float | None:
+    """The smallest rtol that would have passed, at the given atol."""
+    if result.max_abs is None or result.largest <= 0:
+        return None
+    return max(0.0, result.max_abs - tolerance.atol) / result.largest
+
+
+def check_layers(
+    target: Target,
+    case: ParityCase,
+    expected: list[Outputs],
+    layers: Sequence[str],
+    tolerance: Tolerance,
+    *,
+    artifact: str,
+) -> LayerVerdict:
+    """Compare the activations after each block and name the first outside tolerance.
+
+    Args:
+        target: file, engine and device.
+        case: inputs.
+        expected: reference activations, ``block:k`` by name, one dict per input.
+        layers: names of the blocks in order, as values of the graph.
+        tolerance: what is allowed.
+        artifact: how rows name the file.
+    """
+    resolution = (case.size.height, case.size.width)
+    rows: list[LayerRow] = []
+    skipped: list[str] = []
+    declared: set[str] = set()
+    with open_runtime(target.runtime, target.path, device="CPU", threads=target.threads) as plain:
+        declared = {o.name for o in plain.outputs}
+    runtime = open_runtime(
+        target.runtime,
+        target.path,
+        device=target.device,
+        threads=target.threads,
+        extra_outputs=tuple(n for n in layers if n not in declared),
+    )
+    with runtime:
+        given = [runtime.run({INPUT: x}) for x in case.inputs]
+        for name in layers:
+            result = compare([o[name] for o in expected], [o[name] for o in given], classes=False)
+            if result.problem is not None and result.problem.startswith("shape"):
+                skipped.append(f"{name}: {result.problem}")
+                continue
+            rows.append(
+                LayerRow(
+                    artifact=artifact,
+                    runtime=runtime.info.runtime,
+                    resolution=resolution,
+                    block=int(name.partition(":")[2]),
+                    max_abs=result.max_abs,
+                    max_rel=result.max_rel,
+                    limit=_relative_limit(tolerance, result.largest),
+                    passed=result.passes(tolerance),
+                )
+            )
+        return LayerVerdict(
+            artifact=artifact,
+            runtime=runtime.info.runtime,
+            resolution=resolution,
+            first_failing_block=next((r.block for r in rows if not r.passed), None),
+            not_comparable=tuple(skipped),
+            rows=tuple(rows),
+        )

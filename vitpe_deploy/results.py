@@ -1,0 +1,154 @@
+"""What comes out: frozen values that the JSON documents are made from, and nothing else.
+
+Field names are a contract (other people's scripts read them). Units are in the names; a pair of
+numbers called ``resolution`` is ``[height, width]`` in pixels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Verdict: TypeAlias = Literal["passed", "failed", "unverified"]
+
+
+class Value(BaseModel):
+    """Base of all results: frozen, and strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Refusal(Value):
+    """A candidate that a pass left alone, and why."""
+
+    node: str
+    reason: str
+
+
+class PassRecord(Value):
+    """What one graph pass did to one artifact."""
+
+    artifact: str
+    name: str
+    changed: int
+    refused: tuple[Refusal, ...] = ()
+
+
+class ArtifactRecord(Value):
+    """One file that was written. ``resolution`` is null when height and width are symbolic."""
+
+    path: str
+    format: Literal["onnx", "openvino"]
+    precision: str
+    resolution: tuple[int, int] | None
+    dynamic: str
+    target: str
+    opset: int
+    size_bytes: int
+    sha256: str
+    nodes: int
+
+
+class ParityRow(Value):
+    """One output of one artifact in one engine at one size and batch, against PyTorch.
+
+    Attributes:
+        max_abs: largest absolute difference; infinite when the output is not comparable.
+        max_rel: ``max_abs`` over the largest absolute value of the reference.
+        cosine: smallest cosine similarity over the batch items of all inputs.
+        top1_agreement: share of inputs with the same argmax; null for outputs without classes.
+        limit: the relative difference that was allowed.
+        limit_needed: the smallest ``--rtol`` that would have passed.
+        inputs: how many images were compared.
+        problem: why the row failed when it is not a matter of tolerance.
+    """
+
+    artifact: str
+    runtime: str
+    device: str
+    precision_executed: str
+    resolution: tuple[int, int] | None
+    batch: int
+    output: str
+    max_abs: float | None
+    max_rel: float | None
+    cosine: float | None
+    top1_agreement: float | None
+    limit: float
+    limit_needed: float | None
+    passed: bool
+    inputs: int
+    problem: str | None = None
+
+
+class LayerRow(Value):
+    """Activations after one block, compared with PyTorch."""
+
+    artifact: str
+    runtime: str
+    resolution: tuple[int, int]
+    block: int
+    max_abs: float | None
+    max_rel: float | None
+    limit: float
+    passed: bool
+
+
+class LayerVerdict(Value):
+    """Per-layer parity of one artifact in one runtime at one size."""
+
+    artifact: str
+    runtime: str
+    resolution: tuple[int, int]
+    first_failing_block: int | None
+    not_comparable: tuple[str, ...] = ()
+    rows: tuple[LayerRow, ...] = ()
+
+
+class Steps(Value):
+    """Seconds spent in each step of an export."""
+
+    load: float = 0.0
+    fit: float = 0.0
+    trace: float = 0.0
+    optimise: float = 0.0
+    simplify: float = 0.0
+    write: float = 0.0
+    parity: float = 0.0
+
+
+class ExportReport(Value):
+    """The document of ``vitpe-export --json``."""
+
+    schema_: Literal["vitpe.export/1"] = Field(default="vitpe.export/1", alias="schema")
+    model: str
+    encoding: str | None
+    resample_rule: str | None
+    weights: str
+    artifacts: tuple[ArtifactRecord, ...]
+    parity: tuple[ParityRow, ...]
+    layers: tuple[LayerVerdict, ...] = ()
+    passes: tuple[PassRecord, ...]
+    steps_s: Steps
+    verdict: Verdict
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=()
+    )
+
+
+class VerifyReport(Value):
+    """The document of ``vitpe-verify --json``."""
+
+    schema_: Literal["vitpe.verify/1"] = Field(default="vitpe.verify/1", alias="schema")
+    artifact: str
+    model: str
+    reference: Literal["pytorch", "stored"]
+    parity: tuple[ParityRow, ...]
+    layers: tuple[LayerVerdict, ...] = ()
+    verdict: Verdict
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=()
+    )

@@ -1,0 +1,309 @@
+"""What a source says about a model before loading it, and what it gives once loaded.
+
+A *source* is where a torch module comes from. :class:`ModelFacts` are known without torch where
+the source allows it (presets, a ``config.json``), so that a size that cannot fit is refused before
+any weight is read. :class:`LoadedModel` keeps one pristine module that is never run and never
+changed; the referee and the tracer each work on fresh copies of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from vitpe_deploy.errors import SizeError, UnsupportedError, UsageError
+from vitpe_deploy.images import Preprocess
+from vitpe_deploy.request import ModelRequest, Resolution, closest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Remainder: TypeAlias = Literal["refuses", "floors", "pads"]
+
+BLOCK = "block:"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRule:
+    """Which image sizes a network can take.
+
+    Attributes:
+        divisor: height and width that sizes must be multiples of, in pixels.
+        reason: what the divisor comes from, as it reads in "does not fit ...".
+        remainder: what the library does with other sizes: refuses them, silently drops border
+            pixels (floors), or pads by itself.
+        fixed: the only size possible, for networks that cannot change it.
+    """
+
+    divisor: tuple[int, int]
+    reason: str
+    remainder: Remainder = "refuses"
+    fixed: Resolution | None = None
+    fixed_reason: str = ""
+
+    def check(self, size: Resolution, *, allow_floor: bool = False, flag: str = "--res") -> None:
+        """Refuse a size that the network cannot take exactly.
+
+        Raises:
+            SizeError: names the nearest valid values of each axis that does not fit.
+        """
+        if self.fixed is not None and size != self.fixed:
+            raise SizeError(
+                f"{flag} {_short(size)} is not possible: {self.fixed_reason}",
+                hint=f"Use {_short(self.fixed)}.",
+            )
+        if self.remainder == "pads" or (self.remainder == "floors" and allow_floor):
+            for n, d in zip((size.height, size.width), self.divisor, strict=True):
+                if self.remainder == "floors" and n < d:
+                    raise SizeError(
+                        f"{flag} {_short(size)} is smaller than one patch ({self.reason})",
+                        hint=f"Use at least {d}.",
+                    )
+            return
+        axes = list(zip(("height", "width"), (size.height, size.width), self.divisor, strict=True))
+        bad = [(name, n, d) for name, n, d in axes if n % d]
+        if not bad:
+            return
+        if size.height == size.width and self.divisor[0] == self.divisor[1]:
+            _, n, d = bad[0]
+            raise SizeError(
+                f"{flag} {n} does not fit {self.reason} ({n} = {n // d}*{d} + {n % d}).",
+                hint=f"Use {_nearest(n, d)}.{self._floor_hint()}",
+            )
+        wanted = ", ".join(f"{name} {_nearest(n, d)}" for name, n, d in bad)
+        raise SizeError(
+            f"{flag} {size} does not fit {self.reason}.",
+            hint=f"{wanted[0].upper()}{wanted[1:]}.{self._floor_hint()}",
+        )
+
+    def _floor_hint(self) -> str:
+        if self.remainder != "floors":
+            return ""
+        return " (--allow-floor exports it as the library runs it, dropping the border pixels.)"
+
+    def nearby(self, native: Resolution) -> tuple[Resolution, Resolution, Resolution]:
+        """Native, one valid size below it, and one valid non-square size."""
+        dh, dw = self.divisor
+        rows, columns = max(native.height // dh, 1), max(native.width // dw, 1)
+        below = Resolution(max(rows // 2, 1) * dh, max(columns // 2, 1) * dw)
+        wide = Resolution(max(rows - max(rows // 4, 1), 1) * dh, (columns + max(columns // 4, 1)) * dw)
+        return native, below, wide
+
+
+def _short(size: Resolution) -> str:
+    return str(size.height) if size.height == size.width else str(size)
+
+
+def _nearest(n: int, divisor: int) -> str:
+    below, above = n // divisor * divisor, (n // divisor + 1) * divisor
+    return f"{below} or {above}" if below else f"{above}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model without loading its weights.
+
+    Attributes:
+        name: stem of the files that are written.
+        spec: the MODEL string that names it, or a description of a module passed in.
+        native: the size of its own positions, or None when it has no preferred size.
+        encoding: the kind of positions, as far as it is known.
+        grid_divisor: pixels per token of the output grid.
+        prefix_tokens: tokens in front of the patches in the ``tokens`` output.
+        outputs: what can be asked for, without ``block:k``.
+        default_outputs: what the model itself returns.
+        depth: number of blocks that ``block:k`` can name.
+    """
+
+    name: str
+    spec: str
+    native: Resolution | None
+    size_rule: SizeRule
+    grid_divisor: tuple[int, int]
+    encoding: str | None
+    encoding_params: Mapping[str, object]
+    prefix_tokens: int
+    outputs: tuple[str, ...]
+    default_outputs: tuple[str, ...]
+    depth: int
+    channels: int = 3
+    preprocess: Preprocess = Preprocess()
+    resample_rule: str | None = None
+
+    def check_outputs(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The outputs to write: ``wanted`` when the model has them, else its own.
+
+        Raises:
+            UsageError: unknown or repeated name, or a block that does not exist.
+        """
+        if not wanted:
+            return self.default_outputs
+        if len(set(wanted)) != len(wanted):
+            raise UsageError(f"--outputs names one output twice: {','.join(wanted)}")
+        for name in wanted:
+            if name.startswith(BLOCK):
+                number = name.removeprefix(BLOCK)
+                if not number.isdigit() or not int(number) < self.depth:
+                    raise UsageError(
+                        f"--outputs {name!r}: {self.name} has blocks 0 to {self.depth - 1}",
+                        hint=f"Use block:{self.depth - 1} for the last one.",
+                    )
+            elif name not in self.outputs:
+                raise UsageError(
+                    f"--outputs {name!r} is not an output of {self.name}",
+                    hint=f"{closest(name, self.outputs)}"
+                    f"Choose from: {', '.join(self.outputs)}, block:K.",
+                )
+        return wanted
+
+    def grid(self, size: Resolution) -> tuple[int, int]:
+        """Rows and columns of patch tokens at an image size."""
+        return size.height // self.grid_divisor[0], size.width // self.grid_divisor[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFit:
+    """How one set of positions gets to a new grid, for the report."""
+
+    kind: str
+    old_grid: tuple[int, int] | None
+    new_grid: tuple[int, int] | None
+    rule: str | None
+
+    def __str__(self) -> str:
+        if self.old_grid is None:
+            return self.kind
+        old = "x".join(map(str, self.old_grid))
+        if self.new_grid is None:
+            return f"grid {old} -> from H and W, {self.rule or self.kind}"
+        new = "x".join(map(str, self.new_grid))
+        if self.old_grid == self.new_grid:
+            return f"grid {old}, kept"
+        return f"grid {old} -> {new}, {self.rule or self.kind}"
+
+
+class LoadedModel(ABC):
+    """A module with its weights, and how its library runs it."""
+
+    def __init__(self, facts: ModelFacts, pristine: nn.Module, weights: str) -> None:
+        self.facts = facts
+        self.weights = weights
+        self._pristine = pristine.eval().requires_grad_(False)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters."""
+        return sum(p.numel() for p in self._pristine.parameters())
+
+    def fresh(self) -> nn.Module:
+        """An untouched copy, sharing parameter memory and no other state."""
+        shared = {id(p): p for p in self._pristine.parameters()}
+        return copy.deepcopy(self._pristine, memo=shared)
+
+    @abstractmethod
+    def block_paths(self) -> tuple[str, ...]:
+        """Module paths of the blocks that ``block:k`` names, in order."""
+
+    @abstractmethod
+    def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """Run a copy as its library does. Gives the named outputs, except ``block:k``.
+
+        inputs: pixel values [B, C, H, W] in float32, or token ids [B, L].
+        """
+
+    def explicit(self, size: Resolution | None) -> nn.Module:
+        """A copy whose own encodings are resolved at a size, or symbolically for None."""
+        return self.fresh()
+
+    @abstractmethod
+    def position_fits(self, size: Resolution | None) -> tuple[PositionFit, ...]:
+        """What happens to each set of positions on the way to ``size``."""
+
+    @contextmanager
+    def reference_rule(self, inputs: Tensor) -> Iterator[None]:
+        """Inside, the eager model follows the user's resample override, if there is one."""
+        yield
+
+    def read(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """The named outputs of one run, blocks included, in the order asked for."""
+        wanted = {int(n.removeprefix(BLOCK)) for n in names if n.startswith(BLOCK)}
+        plain = tuple(n for n in names if not n.startswith(BLOCK))
+        paths = self.block_paths()
+        with captured({f"{BLOCK}{k}": paths[k] for k in sorted(wanted)}, module) as blocks:
+            outputs = self.call(module, inputs, plain)
+        return {name: (blocks if name in blocks else outputs)[name] for name in names}
+
+    def weights_sha256(self) -> str:
+        """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self._pristine.state_dict().items()):
+            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            digest.update(memoryview(tensor.detach().cpu().contiguous().numpy()).cast("B"))
+        return digest.hexdigest()
+
+
+@contextmanager
+def captured(paths: Mapping[str, str], module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Collect the outputs of submodules by hooks. Gives a dict that fills during the run."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> object:
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+            seen[name] = output[0] if isinstance(output, tuple) else output  # type: ignore[assignment]
+
+        return hook
+
+    handles = [
+        module.get_submodule(path).register_forward_hook(keep(name))  # type: ignore[arg-type]
+        for name, path in paths.items()
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Source(ABC):
+    """Where a model comes from. One file per source.
+
+    Attributes:
+        anonymous: whether the model was passed in as a module, so that no string can name it.
+    """
+
+    anonymous: ClassVar[bool] = False
+
+    def __init__(self, request: ModelRequest) -> None:
+        self.request = request
+
+    @abstractmethod
+    def facts(self) -> ModelFacts:
+        """What is known before loading.
+
+        Raises:
+            UsageError: the name does not exist, with the closest one.
+            MissingExtraError: the library of this source is not installed.
+        """
+
+    @abstractmethod
+    def load(self) -> LoadedModel:
+        """Module and weights.
+
+        Raises:
+            SourceError: weights are missing, damaged or do not fit.
+        """
+
+    def refuse_unused(self, **given: object) -> None:
+        """Refuse options that this source has no use for, by flag name."""
+        for flag, value in given.items():
+            if value:
+                raise UnsupportedError(
+                    f"--{flag.replace('_', '-')} has no meaning for {self.request.model}",
+                    hint="Leave it out.",
+                )
+

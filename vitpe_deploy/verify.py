@@ -1,0 +1,311 @@
+"""Parity again, later, on another machine or device: the work behind ``vitpe-verify``.
+
+With the source model at hand the reference is PyTorch, rebuilt from what the manifest records;
+a bundle brings its reference outputs along and needs neither torch nor the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitpe_deploy.bundle import Bundle, is_bundle, open_bundle, write_bundle
+from vitpe_deploy.errors import ArtifactError, MissingExtraError, SourceError, UsageError
+from vitpe_deploy.files import sha256_of
+from vitpe_deploy.manifest import Manifest, read_manifest
+from vitpe_deploy.parity import (
+    Outputs,
+    ParityCase,
+    Target,
+    check,
+    check_layers,
+    make_case,
+)
+from vitpe_deploy.progress import Progress, Silent
+from vitpe_deploy.request import ModelRequest, Resolution, SizeRange, Tolerance
+from vitpe_deploy.results import LayerVerdict, ParityRow, VerifyReport
+
+if TYPE_CHECKING:
+    from vitpe_deploy.sources.base import LoadedModel, Source
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """How an existing artifact is proved. None takes what the manifest says."""
+
+    resolutions: tuple[Resolution, ...] = ()
+    runtimes: tuple[str, ...] | None = None
+    device: str = "CPU"
+    images: Path | None = None
+    layers: bool = False
+    rtol: float | None = None
+    atol: float | None = None
+    threads: int | None = None
+
+
+def run_verify(
+    path: Path,
+    options: VerifyOptions,
+    *,
+    against: Source | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Prove an artifact or a bundle.
+
+    Raises:
+        ArtifactError: missing, damaged or incomplete files.
+        SourceError: the model given has other weights than the artifact was made from.
+        UsageError: a size that the artifact cannot take.
+    """
+    shown = progress or Silent()
+    if is_bundle(path):
+        return _verify_bundle(path, options, against, shown)
+    manifest = read_manifest(path)
+    if sha256_of(path) != manifest.sha256:
+        shown.note(f"warning: {path.name} is not the file its manifest was written for (sha256)")
+    loaded = _load(manifest, against, shown)
+    from vitpe_deploy.referee import Referee
+
+    referee = Referee(loaded, threads=options.threads)
+    names = tuple(o.name for o in manifest.outputs)
+    cases = _cases(manifest, options)
+    known: dict[int, list[Outputs]] = {}
+
+    def expected(case: ParityCase) -> list[Outputs]:
+        if id(case) not in known:
+            shown.tick(f"PyTorch at {case.size}, batch {case.batch}")
+            known[id(case)] = referee.outputs(case.size, case.inputs, names)
+        return known[id(case)]
+
+    rows: list[ParityRow] = []
+    layers: list[LayerVerdict] = []
+    tolerance = _tolerance(manifest, options)
+    for runtime in _runtimes(manifest, options):
+        target = Target(path, runtime, options.device, options.threads)
+        found = check(target, cases, expected, names, tolerance, artifact=str(path))
+        rows += found
+        for row in found:
+            _show(shown, row)
+        if options.layers:
+            verdict = _layers(target, cases[0], manifest, referee.outputs, tolerance, shown)
+            layers.append(verdict)
+    return _report(path, manifest, "pytorch", rows, layers)
+
+
+def _layers(
+    target: Target,
+    case: ParityCase,
+    manifest: Manifest,
+    outputs: object,
+    tolerance: Tolerance,
+    shown: Progress,
+) -> LayerVerdict:
+    names = manifest.layer_values
+    if not names:
+        raise UsageError(
+            f"{target.path.name} names no blocks, so --layers has nothing to compare",
+            hint="Its model has no recognisable stack of blocks.",
+        )
+    right = outputs(case.size, case.inputs, names)  # type: ignore[operator]
+    verdict = check_layers(target, case, right, names, tolerance, artifact=str(target.path))
+    if verdict.first_failing_block is None:
+        text = f"layers {verdict.runtime}: all {len(verdict.rows)} blocks inside tolerance"
+    else:
+        text = (
+            f"layers {verdict.runtime}: first outside tolerance is "
+            f"block {verdict.first_failing_block}"
+        )
+    shown.line(text, good=verdict.first_failing_block is None)
+    return verdict
+
+
+def pack(
+    path: Path,
+    options: VerifyOptions,
+    *,
+    against: Source | None = None,
+    output_dir: Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Pack artifact, manifest, inputs and PyTorch's outputs into one file. Gives its path.
+
+    Raises:
+        ArtifactError: missing, damaged or incomplete files.
+        UsageError: the bundle exists already.
+    """
+    shown = progress or Silent()
+    manifest = read_manifest(path)
+    loaded = _load(manifest, against, shown)
+    from vitpe_deploy.referee import Referee
+
+    referee = Referee(loaded, threads=options.threads)
+    names = tuple(o.name for o in manifest.outputs)
+    pairs = []
+    for case in _cases(manifest, options):
+        shown.tick(f"PyTorch at {case.size}, batch {case.batch}")
+        pairs.append((case, referee.outputs(case.size, case.inputs, names)))
+    return write_bundle(path, manifest, pairs, output_dir or path.parent, force=force)
+
+
+def _verify_bundle(
+    path: Path, options: VerifyOptions, against: Source | None, shown: Progress
+) -> VerifyReport:
+    for flag, given in (
+        ("--against", against is not None),
+        ("--layers", options.layers),
+        ("--images", options.images is not None),
+        ("--res", bool(options.resolutions)),
+    ):
+        if given:
+            raise UsageError(
+                f"{flag} has no meaning for a bundle, which brings its own inputs and outputs",
+                hint="Leave it out, or verify the artifact itself.",
+            )
+    with open_bundle(path) as bundle:
+        manifest = bundle.manifest
+        tolerance = _tolerance(manifest, options)
+        rows: list[ParityRow] = []
+        for runtime in _runtimes(manifest, options):
+            target = Target(bundle.artifact, runtime, options.device, options.threads)
+            found = check(
+                target,
+                bundle.cases,
+                bundle.expected,
+                tuple(o.name for o in manifest.outputs),
+                tolerance,
+                artifact=str(path),
+            )
+            rows += found
+            for row in found:
+                _show(shown, row)
+        return _report(path, manifest, "stored", rows, [])
+
+
+def _load(manifest: Manifest, against: Source | None, shown: Progress) -> LoadedModel:
+    """The PyTorch model that the artifact was made from."""
+    source = against
+    if source is None:
+        if manifest.source is None:
+            raise UsageError(
+                f"{manifest.files[0]} was exported from a module passed in from Python",
+                hint="Name the model with --against, or use vitpe_deploy.verify(..., against=module).",
+            )
+        from vitpe_deploy.sources import open_source
+
+        source = open_source(manifest.source.to_request())
+    shown.tick("load model")
+    try:
+        loaded = source.load()
+    except MissingExtraError as problem:
+        raise MissingExtraError(f"{problem.message.split()[0]} (the reference)", "export") from problem
+    if against is None and loaded.weights_sha256() != manifest.weights_sha256:
+        raise SourceError(
+            f"{manifest.source.model if manifest.source else 'the model'} has other weights now "
+            f"than when {manifest.files[0]} was written",
+            hint="Random weights differ between torch versions; name the right model with --against.",
+        )
+    return loaded
+
+
+def _cases(manifest: Manifest, options: VerifyOptions) -> list[ParityCase]:
+    """Inputs at the sizes asked for, else at those that were verified before."""
+    wanted: list[tuple[Resolution, int]] = []
+    batches = (1, 2) if manifest.batch is None else (manifest.batch,)
+    static = manifest.size()
+    if options.resolutions:
+        for size in options.resolutions:
+            _check_size(manifest, size)
+            wanted += [(size, batch) for batch in batches]
+    elif manifest.parity:
+        found = [(Resolution(*r.resolution), r.batch) for r in manifest.parity if r.resolution]
+        wanted = list(dict.fromkeys(found))
+    elif static is not None:
+        wanted = [(static, batch) for batch in batches]
+    elif manifest.native_resolution is not None:
+        wanted = [(Resolution(*manifest.native_resolution), batch) for batch in batches]
+    else:
+        raise UsageError("the artifact has no preferred size", hint="Give --res.")
+    channels = manifest.inputs[0].shape[1]
+    return [
+        make_case(
+            size,
+            batch,
+            channels=channels if isinstance(channels, int) else 3,
+            preprocess=manifest.preprocessing(),
+            images=options.images,
+        )
+        for size, batch in wanted
+    ]
+
+
+def _check_size(manifest: Manifest, size: Resolution) -> None:
+    static = manifest.size()
+    if static is not None and size != static:
+        raise UsageError(
+            f"--res {size}: {manifest.files[0]} takes {static} alone",
+            hint=f"Export it again with --res {size}, or with --dynamic size.",
+        )
+    span = manifest.resolution_range
+    if span is not None and size not in SizeRange(*span):
+        raise UsageError(
+            f"--res {size} is outside the range of {manifest.files[0]}: {SizeRange(*span)}"
+        )
+
+
+def _runtimes(manifest: Manifest, options: VerifyOptions) -> tuple[str, ...]:
+    able = ("onnxruntime", "openvino") if manifest.format == "onnx" else ("openvino",)
+    if options.runtimes is None:
+        return able
+    unable = [r for r in options.runtimes if r not in able]
+    if unable:
+        raise UsageError(
+            f"--runtime {unable[0]} cannot run {manifest.files[0]}",
+            hint=f"Use: {', '.join(able)}.",
+        )
+    return options.runtimes
+
+
+def _tolerance(manifest: Manifest, options: VerifyOptions) -> Tolerance:
+    stored = manifest.tolerance
+    return Tolerance(
+        rtol=stored.get("rtol", 1e-4) if options.rtol is None else options.rtol,
+        atol=stored.get("atol", 0.0) if options.atol is None else options.atol,
+    )
+
+
+def _show(shown: Progress, row: ParityRow) -> None:
+    size = "x".join(map(str, row.resolution or ()))
+    found = row.problem or f"max rel {row.max_rel:.1e} (limit {row.limit:.0e})"
+    needed = ""
+    if not row.passed and row.limit_needed is not None:
+        needed = f", would pass at --rtol {row.limit_needed:.1e}"
+    shown.line(
+        f"{row.runtime:<12} {row.device} {size} b{row.batch} {row.output}: {found}{needed}",
+        good=row.passed,
+    )
+
+
+def _report(
+    path: Path,
+    manifest: Manifest,
+    reference: str,
+    rows: Sequence[ParityRow],
+    layers: Sequence[LayerVerdict],
+) -> VerifyReport:
+    if not rows:
+        raise ArtifactError(f"{path.name}: nothing was compared")
+    good = all(r.passed for r in rows) and all(v.first_failing_block is None for v in layers)
+    return VerifyReport(
+        artifact=str(path),
+        model=manifest.model,
+        reference="stored" if reference == "stored" else "pytorch",
+        parity=tuple(rows),
+        layers=tuple(layers),
+        verdict="passed" if good else "failed",
+    )
+
+
+__all__ = ["Bundle", "ModelRequest", "VerifyOptions", "pack", "run_verify"]
