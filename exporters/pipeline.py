@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import onnx_ir as ir
 
 from exporters.onnx_file import write_onnx
 from exporters.passes import PassContext, PassRun, run_passes
-from exporters.plan import Plan, PlannedGraph, make_plan
+from exporters.plan import Plan, PlannedGraph, engines_for, make_plan
 from exporters.trace import ATTENTION_DOMAIN, TracedGraph, trace
 from vitpe_deploy import __version__
 from vitpe_deploy.errors import ArtifactError
@@ -134,12 +135,7 @@ class _Export:
         self.clock = _Clock()
         self.facts = source.facts()
         self.plan: Plan = make_plan(request, self.facts)
-        refuse_existing(self._final_paths(), force=request.force)
-
-    def _final_paths(self) -> Iterator[Path]:
-        for graph in self.plan.graphs:
-            for kind in self.request.formats:
-                yield self.request.output_dir / graph.file_name(kind, self.request.target)
+        refuse_existing(self.plan.paths(request), force=request.force)
 
     def run(self) -> ExportReport:
         """All steps, for all graphs of the plan."""
@@ -191,7 +187,7 @@ class _Export:
             self.plan = make_plan(self.request, self.facts)
         native = "" if self.facts.native is None else f", native {self.facts.native}"
         self.progress.end(
-            f"{loaded.num_parameters / 1e6:.1f} M params ({loaded.weights}){native}",
+            f"{_count(loaded.num_parameters)} params ({loaded.weights}){native}",
             self.clock.seconds["load"],
         )
         return loaded
@@ -234,10 +230,12 @@ class _Export:
             model = traced.model if last else traced.model.clone()
             spelled[target] = self._spell(model, traced, target, loaded)
         runs = spelled[targets[0]].runs
-        changed = ", ".join(f"{r.name} {r.outcome.changed}" for r in runs if r.outcome.changed)
+        changed = ", ".join(
+            f"{r.name.replace('-', ' ')} {r.outcome.changed}" for r in runs if r.outcome.changed
+        )
         one = spelled[targets[0]]
         self.progress.end(
-            f"{one.nodes_before} -> {len(one.model.graph)} nodes: {changed}",
+            f"{one.nodes_before} -> {len(one.model.graph)} nodes" + (changed and f": {changed}"),
             self.clock.last("optimise", "simplify") - before,
         )
         return spelled
@@ -365,6 +363,7 @@ class _Export:
             outputs=tuple(_tensor_record(v) for v in chosen.model.graph.outputs),
             layer_values=chosen.layer_values,
             preprocess=facts.preprocess.as_dict(),
+            input_layout=facts.input.as_dict(),
             tolerance={"rtol": request.verify.tolerance.rtol, "atol": request.verify.tolerance.atol},
             verdict="unverified",
         )
@@ -374,30 +373,33 @@ class _Export:
     ) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
         """Parity of every artifact in every engine that can run it."""
         if not self.request.verify.enabled:
+            self.progress.begin(5, TOTAL_STEPS, "Parity")
+            self.progress.end("skipped (--no-verify)")
             return [([], []) for _ in staged]
         from vitpe_deploy.referee import Referee
 
         verify = self.request.verify
         self.progress.begin(5, TOTAL_STEPS, "Parity")
         results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
-        before = self.clock.last("parity")
         with self.clock.step("parity"):
             cases = [
                 make_case(
                     size,
                     batch,
-                    channels=self.facts.channels,
+                    layout=self.facts.input,
                     preprocess=self.facts.preprocess,
                     images=verify.images,
                 )
                 for size, batch in graph.cases
             ]
-            referee = Referee(loaded, threads=self.request.threads)
+            referee = Referee(
+                loaded, threads=self.request.threads, symbolic=self.request.dynamic.size
+            )
             expected = _References(referee, self.plan.outputs, self.progress)
             for artifact, manifest in staged:
                 rows: list[ParityRow] = []
                 verdicts: list[LayerVerdict] = []
-                for runtime in _runtimes(artifact.kind, verify.runtimes):
+                for runtime in engines_for(artifact.kind, verify.runtimes):
                     target = ParityTarget(
                         artifact.path, runtime, verify.device, self.request.threads
                     )
@@ -419,10 +421,11 @@ class _Export:
                             target, cases[0], activations, names, verify.tolerance, artifact=label
                         )
                         verdicts.append(verdict)
-                        report_layers(self.progress, verdict)
+                        report_layers(
+                            self.progress, verdict, _engine_label(runtime, artifact)
+                        )
                 results.append((rows, verdicts))
-        passed = all(r.passed for rows, _ in results for r in rows)
-        self.progress.end("ok" if passed else "FAILED", self.clock.last("parity") - before)
+        self.progress.end("")
         return results
 
     def _label(self, staged: _Staged) -> str:
@@ -444,12 +447,11 @@ class _Export:
 
     def _commit(self, staging: StagedFiles, records: Sequence[ArtifactRecord]) -> None:
         self.progress.begin(6, TOTAL_STEPS, "Write")
-        before = self.clock.last("write")
         with self.clock.step("write"):
             staging.commit()
         for record in records:
-            self.progress.line(f"{record.path}  {record.size_bytes / 1e6:.1f} MB")
-        self.progress.end("", self.clock.last("write") - before)
+            self.progress.line(record.path, value=f"{record.size_bytes / 1e6:.1f} MB")
+        self.progress.end("")
 
 
 class _PassChecker:
@@ -464,14 +466,15 @@ class _PassChecker:
         self._names = plan.outputs
         self._progress = progress
         size, batch = plan.graphs[0].cases[0]
-        self._case = make_case(size, batch, channels=loaded.facts.channels, seeds=1)
-        self._expected = _References(Referee(loaded, threads=request.threads), plan.outputs)
+        self._case = make_case(size, batch, layout=loaded.facts.input, seeds=1)
+        referee = Referee(loaded, threads=request.threads, symbolic=request.dynamic.size)
+        self._expected = _References(referee, plan.outputs)
 
     def __call__(self, name: str, model: ir.Model) -> None:
         if any(node.domain == ATTENTION_DOMAIN for node in model.graph):
             return
-        with StagedFiles(self._request.output_dir) as staging:
-            path = staging.path(f"after-{name}.onnx")
+        with tempfile.TemporaryDirectory(prefix="vitpe-pass-") as folder:
+            path = Path(folder) / f"after-{name}.onnx"
             write_onnx(model, path, {})
             rows = check(
                 ParityTarget(path, "onnxruntime", threads=self._request.threads),
@@ -482,7 +485,8 @@ class _PassChecker:
                 artifact=path.name,
             )
         worst = _worst(rows)
-        self._progress.line(f"after {name}: max rel {worst}", good=all(r.passed for r in rows))
+        good = all(r.passed for r in rows)
+        self._progress.line(f"after {name}: max rel {worst}", good=good)
         bad = next((r for r in rows if not r.passed), None)
         if bad is not None:
             raise ArtifactError(
@@ -495,9 +499,9 @@ def _target_of(kind: Format, request: ExportRequest) -> Target:
     return Target.OPENVINO if kind is Format.OPENVINO else request.target
 
 
-def _runtimes(kind: Format, wanted: Sequence[str]) -> list[str]:
-    """Engines that can run a format."""
-    return [r for r in wanted if kind is Format.ONNX or r == "openvino"]
+def _count(number: int) -> str:
+    """``22.1 M``, or ``31.5 k`` below a million."""
+    return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.1f} k"
 
 
 def _tensor_record(value: ir.Value) -> TensorRecord:
@@ -543,6 +547,11 @@ def _worst(rows: Sequence[ParityRow]) -> str:
     return f"{max(v for v in values if v is not None):.1e}"
 
 
+def _engine_label(runtime: str, artifact: _Staged) -> str:
+    """The engine, and the file type where it is not ONNX."""
+    return runtime if artifact.kind is Format.ONNX else f"{runtime} {artifact.path.suffix[1:]}"
+
+
 def _report_rows(
     progress: Progress, runtime: str, artifact: _Staged, rows: Sequence[ParityRow]
 ) -> None:
@@ -557,20 +566,21 @@ def _report_rows(
     over = f"  {sizes} sizes" if sizes > 1 else ""
     good = all(r.passed for r in rows)
     limit = rows[0].limit if rows else 0.0
-    name = f"{runtime:<12} {artifact.path.suffix[1:]:<5}"
-    progress.line(f"{name} max rel {_worst(rows)} (limit {limit:.0e}){top1}{over}", good=good)
+    label = _engine_label(runtime, artifact)
+    found = f"max rel {_worst(rows)} (limit {limit:.0e}){top1}{over}"
+    progress.line(found, label=label, good=good)
     if not good:
         for row in (r for r in rows if not r.passed):
             size = "x".join(map(str, row.resolution or ()))
             needed = "" if row.limit_needed is None else f", would pass at --rtol {row.limit_needed:.1e}"
             what = row.problem or f"max rel {row.max_rel:.1e}"
-            progress.line(f"  {row.output} at {size} b{row.batch}: {what}{needed}", good=False)
+            progress.line(f"{row.output} at {size} b{row.batch}: {what}{needed}", label=label)
 
 
-def report_layers(progress: Progress, verdict: LayerVerdict) -> None:
+def report_layers(progress: Progress, verdict: LayerVerdict, label: str) -> None:
     """One line on per-layer parity."""
     if verdict.first_failing_block is None:
-        text = f"layers {verdict.runtime}: all {len(verdict.rows)} blocks inside tolerance"
+        text = f"layers: all {len(verdict.rows)} blocks inside tolerance"
     else:
-        text = f"layers {verdict.runtime}: first outside tolerance is block {verdict.first_failing_block}"
-    progress.line(text, good=verdict.first_failing_block is None)
+        text = f"layers: first outside tolerance is block {verdict.first_failing_block}"
+    progress.line(text, label=label, good=verdict.first_failing_block is None)

@@ -5,9 +5,10 @@ Everything that can be refused without loading a weight is refused here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from exporters.passes import check_skips
 from vitpe_deploy.errors import UnsupportedError, UsageError
 from vitpe_deploy.request import (
     OPSETS,
@@ -46,6 +47,14 @@ class PlannedGraph:
         suffix = "" if kind is Format.OPENVINO or target is Target.ORT else f"-{target}"
         return f"{self.stem}{suffix}{_SUFFIXES[kind]}"
 
+    def file_names(self, kind: Format, target: Target) -> tuple[str, ...]:
+        """The main file of one format, its weights where they are apart, and its manifest."""
+        from vitpe_deploy.manifest import manifest_path
+
+        main = self.file_name(kind, target)
+        weights = (str(Path(main).with_suffix(".bin")),) if kind is Format.OPENVINO else ()
+        return (main, *weights, manifest_path(Path(main)).name)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -53,6 +62,18 @@ class Plan:
 
     outputs: tuple[str, ...]
     graphs: tuple[PlannedGraph, ...]
+
+    def paths(self, request: ExportRequest) -> Iterator[Path]:
+        """Every file that will be there, except weights that are too large for one ONNX file."""
+        for graph in self.graphs:
+            for kind in request.formats:
+                for name in graph.file_names(kind, request.target):
+                    yield request.output_dir / name
+
+
+def engines_for(kind: Format, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``wanted`` that can run a format."""
+    return tuple(r for r in wanted if kind is Format.ONNX or r == "openvino")
 
 
 def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
@@ -63,17 +84,19 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
         SizeError: a size that the model cannot take.
         UnsupportedError: refused with the reason.
     """
-    _check_flags(request)
+    symbolic_size = facts.input.has_symbolic_size(request.dynamic)
+    _check_flags(request, symbolic_size=symbolic_size)
     sizes = _sizes(request, facts)
     outputs = facts.check_outputs(request.outputs)
-    if request.dynamic.size:
+    graphs: tuple[PlannedGraph, ...]
+    if symbolic_size:
         graphs = (_dynamic_graph(request, facts, sizes),)
     else:
         graphs = tuple(_static_graph(request, facts, size) for size in sizes)
     return Plan(outputs, graphs)
 
 
-def _check_flags(request: ExportRequest) -> None:
+def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
     if request.opset not in OPSETS:
         low, high = OPSETS[0], OPSETS[-1]
         raise UnsupportedError(
@@ -87,11 +110,6 @@ def _check_flags(request: ExportRequest) -> None:
             f"--precision {request.precision} is not supported by this version",
             hint="Use fp32.",
         )
-    if request.dynamic is Dynamic.LENGTH:
-        raise UsageError(
-            "--dynamic length is for text towers, this model takes pictures",
-            hint="Use --dynamic size, batch or all.",
-        )
     if request.dynamic.batch and request.batch != 1:
         raise UsageError(
             f"--batch {request.batch} contradicts --dynamic {request.dynamic}",
@@ -99,7 +117,7 @@ def _check_flags(request: ExportRequest) -> None:
         )
     if request.batch < 1:
         raise UsageError(f"--batch must be at least 1, got {request.batch}")
-    if request.size_range is not None and not request.dynamic.size:
+    if request.size_range is not None and not symbolic_size:
         raise UsageError(
             f"--res-range needs a dynamic size, got --dynamic {request.dynamic}",
             hint="Add --dynamic size.",
@@ -111,25 +129,30 @@ def _check_flags(request: ExportRequest) -> None:
         raise UsageError(
             "--no-verify contradicts --verify-res, --verify-passes, --layers and --images"
         )
-    if verify.resolutions and not request.dynamic.size:
+    if verify.resolutions and not symbolic_size:
         raise UsageError(
             "--verify-res needs a file with a dynamic size: a static file runs at --res alone",
             hint="Add --dynamic size, or leave out --verify-res.",
         )
     if not request.formats:
         raise UsageError("--format names no format", hint="Use onnx, openvino, or both.")
-    check_skips(request.skip_passes)
+    if request.skip_passes:
+        # Passes bring onnx_ir along, which no other refusal needs.
+        from exporters.passes import check_skips
+
+        check_skips(request.skip_passes)
 
 
 def _sizes(request: ExportRequest, facts: ModelFacts) -> tuple[Resolution, ...]:
     if not request.resolutions and facts.native is None:
         raise UsageError(f"{facts.name} has no native size", hint="Give --res.")
     sizes = request.resolutions or ((facts.native,) if facts.native is not None else ())
+    rule = facts.sizes(symbolic=request.dynamic.size)
     for size in sizes:
-        facts.size_rule.check(size, allow_floor=request.allow_floor)
+        rule.check(size, allow_floor=request.allow_floor)
         _check_range(request, size, "--res")
     for size in request.verify.resolutions:
-        facts.size_rule.check(size, allow_floor=request.allow_floor, flag="--verify-res")
+        rule.check(size, allow_floor=request.allow_floor, flag="--verify-res")
         _check_range(request, size, "--verify-res")
     if len(set(sizes)) != len(sizes):
         raise UsageError("--res names one size twice")
@@ -160,7 +183,7 @@ def _static_graph(request: ExportRequest, facts: ModelFacts, size: Resolution) -
         trace_size=size,
         trace_batch=2 if request.dynamic.batch else request.batch,
         cases=tuple((size, batch) for batch in _batches(request)),
-        stem=f"{facts.name}-{size}{_batch_suffix(request)}-{request.precision}",
+        stem=f"{facts.name}-{facts.input.label(size)}{_batch_suffix(request)}-{request.precision}",
     )
 
 
@@ -168,16 +191,15 @@ def _dynamic_graph(
     request: ExportRequest, facts: ModelFacts, sizes: tuple[Resolution, ...]
 ) -> PlannedGraph:
     native = facts.native or sizes[0]
-    nearby = facts.size_rule.nearby(native)
+    rule = facts.sizes(symbolic=request.dynamic.size)
+    nearby: tuple[Resolution, ...] = rule.nearby(native)
     if request.size_range is not None:
         nearby = tuple(s for s in nearby if s in request.size_range)
     wanted = dict.fromkeys((*sizes, *nearby, *request.verify.resolutions))
-    dh, dw = facts.size_rule.divisor
-    trace_size = Resolution(native.height // dh * dh + 2 * dh, native.width // dw * dw + 5 * dw)
-    word = "dynall" if request.dynamic is Dynamic.ALL else "dynsize"
+    word = f"dyn{request.dynamic}"
     return PlannedGraph(
         size=None,
-        trace_size=trace_size,
+        trace_size=rule.unlike(native),
         trace_batch=2 if request.dynamic.batch else request.batch,
         cases=tuple((size, batch) for size in wanted for batch in _batches(request)),
         stem=f"{facts.name}-{word}{_batch_suffix(request)}-{request.precision}",

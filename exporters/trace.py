@@ -26,13 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitpe_deploy.encodings.resample import resample_grid, resample_grid_in_graph
+from vitpe_deploy.encodings.resample import (
+    resample_grid,
+    resample_grid_in_graph,
+    resample_rows_in_graph,
+)
 from vitpe_deploy.errors import ExportFailedError
 from vitpe_deploy.request import Dynamic, ResampleOverride, Resolution
 from vitpe_deploy.sources.base import BLOCK, LoadedModel
 from vitpe_deploy.sources.observe import TableResample, TableWatcher
 
-INPUT = "pixel_values"
 ATTENTION_DOMAIN = "vitpe"
 ATTENTION_OP = "Attention"
 
@@ -62,6 +65,8 @@ class ExplicitMode(TableWatcher):
         table = call.table[0].permute(1, 2, 0)  # [h, w, D]
         if all(isinstance(n, int) for n in call.size):
             out = resample_grid(table, call.size, rule)
+        elif call.one_axis:
+            out = resample_rows_in_graph(table[0], call.size[1], rule).unsqueeze(0)
         else:
             out = resample_grid_in_graph(table, *call.size, rule)
         return out.permute(2, 0, 1).unsqueeze(0)  # [1, D, h', w']
@@ -158,9 +163,9 @@ class _Traceable(nn.Module):
         self._override = override
         self.eval()
 
-    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
-        with ExplicitMode(pixel_values, self._override):
-            outputs = self._loaded.read(self.module, pixel_values, self._names)
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        with ExplicitMode(inputs, self._override):
+            outputs = self._loaded.read(self.module, inputs, self._names)
         # One tensor under two names must still be two outputs.
         seen: set[int] = set()
         result = []
@@ -192,13 +197,10 @@ def trace(
     blocks = _block_names(loaded)
     names = [*outputs, *(name for name in blocks if name not in outputs)]
     wrapped = _Traceable(loaded, module, names, override)
-    example = torch.zeros(batch, loaded.facts.channels, size.height, size.width)
-    symbolic: dict[int, Any] = {}
-    if dynamic.batch:
-        symbolic[0] = torch.export.Dim.DYNAMIC
-    if dynamic.size:
-        symbolic[2] = symbolic[3] = torch.export.Dim.DYNAMIC
-    program = _export(wrapped, example, symbolic, names, opset)
+    layout = loaded.facts.input
+    example = torch.zeros(layout.shape(size, batch), dtype=getattr(torch, layout.dtype))
+    symbolic = layout.symbolic_axes(dynamic)
+    program = _export(wrapped, example, layout.name, symbolic, names, opset)
     model: ir.Model = program.model
     _name_dimensions(model, symbolic)
     _drop_prefix(model.graph, "module.")
@@ -214,8 +216,14 @@ def _block_names(loaded: LoadedModel) -> list[str]:
 
 
 def _export(
-    wrapped: nn.Module, example: Tensor, symbolic: dict[int, Any], names: list[str], opset: int
+    wrapped: nn.Module,
+    example: Tensor,
+    input_name: str,
+    symbolic: Mapping[int, str],
+    names: list[str],
+    opset: int,
 ) -> Any:
+    shapes = {axis: torch.export.Dim.DYNAMIC for axis in symbolic}
     noise = io.StringIO()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(noise), torch.no_grad():
@@ -224,9 +232,9 @@ def _export(
                 wrapped,
                 (example,),
                 dynamo=True,
-                dynamic_shapes={INPUT: symbolic} if symbolic else None,
+                dynamic_shapes={"inputs": shapes} if symbolic else None,
                 opset_version=opset,
-                input_names=[INPUT],
+                input_names=[input_name],
                 output_names=names,
                 verbose=False,
             )
@@ -242,21 +250,20 @@ def _export(
         ) from problem
 
 
-def _name_dimensions(model: ir.Model, symbolic: Mapping[int, Any]) -> None:
-    """Call torch's symbols by what they are: batch, height, width."""
+def _name_dimensions(model: ir.Model, symbolic: Mapping[int, str]) -> None:
+    """Call torch's symbols by what they are: batch, height, width, length."""
     shape = model.graph.inputs[0].shape
     if shape is None or not symbolic:
         return
-    titles = {0: "batch", 2: "height", 3: "width"}
     names: dict[str, str] = {}
-    for axis in symbolic:
+    for axis, title in symbolic.items():
         dim = shape[axis]
         if not isinstance(dim, ir.SymbolicDim) or dim.value is None:
             raise ExportFailedError(
-                f"torch fixed the {titles[axis]} at {dim} while tracing",
+                f"torch fixed the {title} at {dim} while tracing",
                 hint="The model decides something on this size in Python. Export it statically.",
             )
-        names[str(dim.value)] = titles[axis]
+        names[str(dim.value)] = title
     if len(names) != len(symbolic):
         raise ExportFailedError("torch tied height to width while tracing")
     pattern = re.compile("|".join(rf"\b{re.escape(n)}\b" for n in names))

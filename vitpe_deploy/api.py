@@ -1,41 +1,37 @@
 """The Python interface: what the commands call, with Python's own types.
 
-Modules and strings are accepted alike; what comes back are the frozen values that ``--json`` prints.
+Modules and strings are accepted alike; what comes back are the frozen values that ``--json``
+prints.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vitpe_deploy.errors import ArtifactError, UsageError
-from vitpe_deploy.request import (
-    DEFAULT_RTOL,
-    Dynamic,
-    ExportRequest,
-    Format,
-    ModelRequest,
-    Precision,
-    ResampleOverride,
-    Resolution,
-    SizeRange,
-    Target,
-    Tolerance,
-    VerifyRequest,
-    choose,
+from vitpe_deploy.build_request import (
+    Size,
+    make_request,
+    model_request,
+    name_of,
+    thread_count,
+    tolerance,
 )
-from vitpe_deploy.runtimes import canonical
+from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError
+from vitpe_deploy.request import ExportRequest, ModelRequest, Resolution, closest
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from exporters.plan import Plan
     from vitpe_deploy.progress import Progress
     from vitpe_deploy.results import ExportReport, VerifyReport
     from vitpe_deploy.sources.base import Source
+    from vitpe_deploy.verification import VerifyOptions
 
-Size: TypeAlias = "Resolution | int | str | tuple[int, int]"
 Model: TypeAlias = "str | nn.Module"
 
 
@@ -114,41 +110,40 @@ def export(
     Raises:
         VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
     """
-    chosen = choose(Precision, precision, "precision")
-    request = ExportRequest(
-        model=_model_request(
-            model,
-            encoding=encoding,
-            weights=None if weights is None else Path(weights),
-            kwargs=dict(model_kwargs or {}),
-            seed=seed,
-            resample=ResampleOverride(_interpolation(interpolation), antialias, align_corners),
-        ),
-        resolutions=_sizes(resolution),
-        dynamic=choose(Dynamic, dynamic, "dynamic"),
-        size_range=_range(size_range),
+    request = make_request(
+        name_of(model),
+        resolution,
+        dynamic=dynamic,
+        size_range=size_range,
         batch=batch,
-        outputs=tuple(outputs),
-        target=choose(Target, target, "target"),
-        formats=tuple(choose(Format, f, "format") for f in dict.fromkeys(formats)),
-        precision=chosen,
+        encoding=encoding,
+        weights=weights,
+        model_kwargs=model_kwargs,
+        seed=seed,
+        interpolation=interpolation,
+        antialias=antialias,
+        align_corners=align_corners,
+        outputs=outputs,
+        target=target,
+        formats=formats,
+        precision=precision,
         opset=opset,
         simplify=simplify,
-        skip_passes=tuple(skip_passes),
+        skip_passes=skip_passes,
         allow_floor=allow_floor,
-        verify=VerifyRequest(
-            enabled=verify,
-            resolutions=tuple(Resolution.from_any(s) for s in verify_resolutions),
-            images=None if images is None else Path(images),
-            layers=verify_layers,
-            passes=verify_passes,
-            tolerance=_tolerance(DEFAULT_RTOL.get(chosen, 1e-2) if rtol is None else rtol, atol),
-        ),
-        output_dir=Path(output_dir),
+        verify=verify,
+        verify_resolutions=verify_resolutions,
+        verify_passes=verify_passes,
+        verify_layers=verify_layers,
+        images=images,
+        rtol=rtol,
+        atol=atol,
+        output_dir=output_dir,
         force=force,
         threads=threads,
     )
-    return export_request(request, module=None if isinstance(model, str) else model, progress=progress)
+    module = None if isinstance(model, str) else model
+    return export_request(request, module=module, progress=progress)
 
 
 def export_request(
@@ -156,20 +151,60 @@ def export_request(
 ) -> ExportReport:
     """Export a complete request. ``module`` takes the place of the request's MODEL string."""
     source = open_model(request, module)
-    run = require_exporters()
-    report: ExportReport = run(request, source, progress=progress)
-    return report
+    plan_request(request, source)
+    return run_request(request, source, progress=progress)
 
 
 def open_model(request: ExportRequest, module: nn.Module | None = None) -> Source:
-    """The source of a request, checked against it before anything heavy is imported."""
+    """The source of a request. Loads nothing, and imports no torch for a reference model."""
     return _source(request.model, module, request.resolutions)
+
+
+def plan_request(request: ExportRequest, source: Source) -> Plan:
+    """What the request will write and prove. Everything that can be refused cheaply is, here.
+
+    Raises:
+        UsageError: flags that contradict, or files in the way.
+        SizeError: a size that the model cannot take.
+        ArtifactError: another package shadows ours, or there are no pictures where told.
+    """
+    _require_own_exporters()
+    from exporters.plan import make_plan
+    from vitpe_deploy.files import refuse_existing
+
+    plan = make_plan(request, source.facts())
+    folder = request.output_dir
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--output {folder} is a file", hint="Give a folder.")
+    refuse_existing(plan.paths(request), force=request.force)
+    if request.verify.images is not None:
+        from vitpe_deploy.images import list_images
+
+        list_images(request.verify.images)
+    return plan
+
+
+def run_request(
+    request: ExportRequest, source: Source, *, progress: Progress | None = None
+) -> ExportReport:
+    """Carry out a planned request.
+
+    Raises:
+        VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
+    """
+    run = require_exporters()
+    report: ExportReport = run(request, source, progress=progress)
+    return report
 
 
 def verify(
     artifact: str | Path,
     *,
     against: Model | None = None,
+    encoding: str | None = None,
+    weights: str | Path | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
     resolutions: Sequence[Size] = (),
     runtimes: Sequence[str] | None = None,
     device: str = "CPU",
@@ -185,6 +220,10 @@ def verify(
     Args:
         artifact: an ``.onnx`` or ``.xml`` of ours, or a bundle.
         against: the model to compare with; what the manifest records for None.
+        encoding: positional encoding of ``against``, as are weights, model_kwargs and seed.
+        weights: safetensors or state dict of ``against``.
+        model_kwargs: options of the constructor of ``against``.
+        seed: seed of random weights of ``against``.
         resolutions: sizes; those verified at export when empty.
         runtimes: onnxruntime, openvino; all that can run the file for None.
         device: in the engine's own words.
@@ -198,23 +237,48 @@ def verify(
     Raises:
         VitpeError: see :mod:`vitpe_deploy.errors`.
     """
-    from vitpe_deploy.verify import VerifyOptions, run_verify
+    from vitpe_deploy.verification import run_verify
 
-    options = VerifyOptions(
-        resolutions=tuple(Resolution.from_any(s) for s in resolutions),
-        runtimes=None if runtimes is None else tuple(canonical(r) for r in runtimes),
-        device=device,
-        images=None if images is None else Path(images),
-        layers=layers,
-        rtol=rtol,
-        atol=atol,
-        threads=threads,
-    )
-    source = None
-    if against is not None:
-        module = None if isinstance(against, str) else against
-        source = _source(_model_request(against), module, options.resolutions)
+    options = _verify_options(resolutions, runtimes, device, images, layers, rtol, atol, threads)
+    source = _against(against, encoding, weights, model_kwargs, seed, options.resolutions)
     return run_verify(Path(artifact), options, against=source, progress=progress)
+
+
+def bundle(
+    artifact: str | Path,
+    *,
+    against: Model | None = None,
+    encoding: str | None = None,
+    weights: str | Path | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    resolutions: Sequence[Size] = (),
+    images: str | Path | None = None,
+    threads: int | None = None,
+    output_dir: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Pack an artifact with PyTorch's outputs, so that it can be checked without the model.
+
+    Args are those of :func:`verify`; ``output_dir`` is the artifact's own folder for None.
+    Gives the path of the bundle.
+
+    Raises:
+        VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
+    """
+    from vitpe_deploy.bundle import SUFFIX, is_bundle
+    from vitpe_deploy.files import refuse_existing
+    from vitpe_deploy.verification import pack
+
+    path = Path(artifact)
+    if is_bundle(path):
+        raise UsageError(f"{path} is a bundle already", hint="Leave out --bundle to check it.")
+    folder = path.parent if output_dir is None else Path(output_dir)
+    refuse_existing([folder / f"{path.name}{SUFFIX}"], force=force)
+    options = _verify_options(resolutions, None, "CPU", images, False, None, None, threads)
+    source = _against(against, encoding, weights, model_kwargs, seed, options.resolutions)
+    return pack(path, options, against=source, output_dir=folder, force=force, progress=progress)
 
 
 def require_exporters() -> Any:
@@ -224,21 +288,31 @@ def require_exporters() -> Any:
         ArtifactError: another package of that name is first on the path.
         MissingExtraError: an exporter's dependency is not installed.
     """
-    import importlib
-
-    from vitpe_deploy.errors import MissingExtraError
-
-    package = importlib.import_module("exporters")
-    if getattr(package, "DISTRIBUTION", None) != "vitpe-deploy":
-        where = getattr(package, "__file__", None) or list(getattr(package, "__path__", ["?"]))[0]
-        raise ArtifactError(
-            f"another package called 'exporters' shadows ours: {where}",
-            hint="Uninstall it, then reinstall: pip install --force-reinstall --no-deps vitpe-deploy.",
-        )
+    _require_own_exporters()
     try:
         return importlib.import_module("exporters.pipeline").run_export
     except ModuleNotFoundError as problem:
-        raise MissingExtraError(problem.name or "torch", "export") from problem
+        package = (problem.name or "torch").partition(".")[0]
+        if package in ("exporters", "vitpe_deploy"):
+            raise
+        raise MissingExtraError(package, "export") from problem
+
+
+def _require_own_exporters() -> None:
+    spec = importlib.util.find_spec("exporters")
+    try:
+        mark = getattr(importlib.import_module("exporters"), "DISTRIBUTION", None)
+    except Exception:  # whatever somebody else's package does when it is imported
+        mark = None
+    if mark == "vitpe-deploy":
+        return
+    where = "nowhere"
+    if spec is not None:
+        where = spec.origin or next(iter(spec.submodule_search_locations or ["?"]))
+    raise ArtifactError(
+        f"another package called 'exporters' shadows ours: {where}",
+        hint="Uninstall it, then reinstall: pip install --force-reinstall --no-deps vitpe-deploy.",
+    )
 
 
 def _source(
@@ -253,35 +327,64 @@ def _source(
     return open_module(module, request, sizes[0] if sizes else None)
 
 
-def _model_request(model: Model, **fields: Any) -> ModelRequest:
-    name = model if isinstance(model, str) else type(model).__name__
-    return dataclasses.replace(ModelRequest(), model=name, **fields)
-
-
-def _sizes(resolution: Size | Sequence[Size] | None) -> tuple[Resolution, ...]:
-    if resolution is None:
-        return ()
-    if isinstance(resolution, list):
-        return tuple(Resolution.from_any(s) for s in resolution)
-    return (Resolution.from_any(resolution),)  # type: ignore[arg-type]
-
-
-def _range(value: str | tuple[int, int, int] | None) -> SizeRange | None:
-    if value is None:
+def _against(
+    model: Model | None,
+    encoding: str | None,
+    weights: str | Path | None,
+    model_kwargs: Mapping[str, Any] | None,
+    seed: int,
+    sizes: Sequence[Resolution],
+) -> Source | None:
+    if model is None:
+        if encoding is not None or weights is not None or model_kwargs or seed:
+            raise UsageError(
+                "--pe, --weights, --model-kwarg and --seed describe the model of --against",
+                hint="Add --against MODEL, or leave them out: the manifest has them.",
+            )
         return None
-    return SizeRange.parse(value) if isinstance(value, str) else SizeRange(*value)
+    request = model_request(
+        name_of(model), encoding=encoding, weights=weights, kwargs=model_kwargs, seed=seed
+    )
+    return _source(request, None if isinstance(model, str) else model, sizes)
 
 
-def _interpolation(value: str | None) -> str | None:
-    if value is not None and value not in ("bicubic", "bilinear"):
+def _verify_options(
+    resolutions: Sequence[Size],
+    runtimes: Sequence[str] | None,
+    device: str,
+    images: str | Path | None,
+    layers: bool,
+    rtol: float | None,
+    atol: float | None,
+    threads: int | None,
+) -> VerifyOptions:
+    from vitpe_deploy.verification import VerifyOptions
+
+    tolerance(0.0 if rtol is None else rtol, 0.0 if atol is None else atol)
+    return VerifyOptions(
+        resolutions=tuple(Resolution.from_any(s) for s in resolutions),
+        runtimes=None if runtimes is None else tuple(dict.fromkeys(map(_engine, runtimes))),
+        device=device,
+        images=None if images is None else Path(images),
+        layers=layers,
+        rtol=rtol,
+        atol=atol,
+        threads=thread_count(threads),
+    )
+
+
+def _engine(name: str) -> str:
+    """The canonical name of an engine that runs files.
+
+    Raises:
+        UsageError: unknown, or torch, which runs modules.
+    """
+    from vitpe_deploy.runtimes import canonical
+
+    known = ("ort", "onnxruntime", "openvino")
+    if name not in known:
         raise UsageError(
-            f"--interpolation {value!r} is not known", hint="Choose from: bicubic, bilinear."
+            f"--runtime {name!r} is not known",
+            hint=f"{closest(name, known)}Choose from: ort, openvino.",
         )
-    return value
-
-
-def _tolerance(rtol: float, atol: float) -> Tolerance:
-    for flag, number in (("--rtol", rtol), ("--atol", atol)):
-        if not number >= 0 or number == float("inf"):
-            raise UsageError(f"{flag} must be a number of at least 0, got {number}")
-    return Tolerance(rtol, atol)
+    return canonical(name)

@@ -10,7 +10,9 @@
     ├── ArtifactError            exit 1   a file is missing, damaged or not ours
     ├── ExportFailedError        exit 1   torch or a converter gave up
     ├── ParityError              exit 3   outside tolerance; files kept and marked
-    └── RegressionError          exit 4   slower than the baseline allows
+    ├── RegressionError          exit 4   slower than the baseline allows
+    ├── InternalError            exit 1   a defect of ours
+    └── InterruptedRunError      exit 130 Ctrl-C
 
 The message is one line that can be found with grep: what was asked and what was found. The hint
 says what to do. ``kind`` is the machine-readable name in ``vitpe.error/1`` documents.
@@ -110,3 +112,16 @@ class RegressionError(VitpeError):
 
     kind = "regression"
     exit_code = 4
+
+
+class InternalError(VitpeError):
+    """Something that should not happen; the command line makes it of any other exception."""
+
+    kind = "internal"
+
+
+class InterruptedRunError(VitpeError):
+    """Stopped from the keyboard."""
+
+    kind = "interrupted"
+    exit_code = 130

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.inputs import InputLayout, layout_from_dict
 from vitpe_deploy.images import Preprocess
 from vitpe_deploy.request import ModelRequest, ResampleOverride, Resolution
 from vitpe_deploy.results import LayerVerdict, ParityRow, Value, Verdict
@@ -110,6 +111,7 @@ class Manifest(Value):
     outputs: tuple[TensorRecord, ...]
     layer_values: tuple[str, ...] = ()
     preprocess: dict[str, Any]
+    input_layout: dict[str, Any]
     tolerance: dict[str, float]
     verdict: Verdict
     parity: tuple[ParityRow, ...] = ()
@@ -147,6 +149,10 @@ class Manifest(Value):
     def preprocessing(self) -> Preprocess:
         """How pixels become inputs."""
         return Preprocess.from_dict(self.preprocess)
+
+    def layout(self) -> InputLayout:
+        """What the artifact takes."""
+        return layout_from_dict(self.input_layout)
 
     def size(self) -> Resolution | None:
         """The one size of a static artifact."""

@@ -16,18 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from vitpe_deploy.errors import UsageError
-from vitpe_deploy.images import Preprocess, list_images, load_image, noise, prepare, structured_image
+from vitpe_deploy.inputs import SEEDS, ImageInput, InputLayout
+from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import Resolution, Tolerance
 from vitpe_deploy.results import LayerRow, LayerVerdict, ParityRow
-from vitpe_deploy.runtimes import open_runtime
+from vitpe_deploy.runtimes import Runtime, open_runtime
 
 Array: TypeAlias = npt.NDArray[Any]
 Outputs: TypeAlias = dict[str, Array]
 
-SEEDS = 3
-"""Noise batches per case; one structured picture and the user's images come on top."""
-
-INPUT = "pixel_values"
 LOGITS = "logits"
 
 
@@ -37,13 +34,13 @@ class Reference(Protocol):
     def outputs(
         self, size: Resolution, inputs: Sequence[Array], names: Sequence[str]
     ) -> list[Outputs]:
-        """One dict of named outputs per input [B, C, H, W]."""
+        """One dict of named outputs per input batch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParityCase:
-    """Inputs of one size and batch. Each input is [batch, C, H, W] in float32."""
+    """Inputs of one size and batch, in the layout of the model."""
 
     size: Resolution
     batch: int
@@ -64,33 +61,25 @@ def make_case(
     size: Resolution,
     batch: int,
     *,
-    channels: int = 3,
+    layout: InputLayout = ImageInput(),
     preprocess: Preprocess = Preprocess(),
     images: Path | None = None,
     seeds: int = SEEDS,
 ) -> ParityCase:
-    """Noise from ``seeds`` seeds, a structured picture, and the images of a folder.
+    """Random inputs from ``seeds`` seeds, a structured one, and the images of a folder.
 
     Every input is a full batch; the items of a batch differ, so that a file that mixes them up
     cannot pass.
     """
-    height, width = size.height, size.width
-    inputs = [noise(seed, batch, height, width) for seed in range(seeds)]
-    picture = structured_image(height, width)
-    turned = [np.roll(picture, (7 * k, 13 * k), axis=(0, 1)) for k in range(batch)]
-    inputs.append(np.stack([prepare(p, height, width, preprocess) for p in turned]))
-    if images is not None:
-        photos = [prepare(load_image(p), height, width, preprocess) for p in list_images(images)]
-        for start in range(0, len(photos), batch):
-            chosen = [photos[(start + k) % len(photos)] for k in range(batch)]
-            inputs.append(np.stack(chosen))
-    return ParityCase(size, batch, tuple(_with_channels(x, channels) for x in inputs))
+    arrays = layout.arrays(size, batch, preprocess=preprocess, images=images, seeds=seeds)
+    return ParityCase(size, batch, arrays)
 
 
-def _with_channels(x: Array, channels: int) -> Array:
-    """Three colour channels repeated or cut to what the model reads."""
-    repeats = -(-channels // x.shape[1])
-    return np.ascontiguousarray(np.tile(x, (1, repeats, 1, 1))[:, :channels])
+def _only_input(runtime: Runtime) -> str:
+    """Name of the one input of an artifact."""
+    if len(runtime.inputs) != 1:
+        raise UsageError(f"the file takes {len(runtime.inputs)} inputs, parity knows one")
+    return runtime.inputs[0].name
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +183,7 @@ def check(
             )
         for case in cases:
             right = expected(case)
-            given = [runtime.run({INPUT: x}) for x in case.inputs]
+            given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
             for name in names:
                 result = compare(
                     [o[name] for o in right], [o[name] for o in given], classes=name == LOGITS
@@ -267,7 +256,7 @@ def check_layers(
         extra_outputs=tuple(n for n in layers if n not in declared),
     )
     with runtime:
-        given = [runtime.run({INPUT: x}) for x in case.inputs]
+        given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
         for name in layers:
             result = compare([o[name] for o in expected], [o[name] for o in given], classes=False)
             if result.problem is not None and result.problem.startswith("shape"):

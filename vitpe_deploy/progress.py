@@ -14,8 +14,10 @@ class Progress(Protocol):
     def tick(self, text: str) -> None:
         """What the step is doing now; shown only while it lasts."""
 
-    def line(self, text: str, *, good: bool | None = None) -> None:
-        """A result line inside the current step."""
+    def line(
+        self, text: str, *, label: str = "", value: str = "", good: bool | None = None
+    ) -> None:
+        """A result line inside the current step: of what, what was found, and its number."""
 
     def end(self, text: str, seconds: float | None = None) -> None:
         """The step is done, with its result."""
@@ -33,7 +35,9 @@ class Silent:
     def tick(self, text: str) -> None:
         """See :class:`Progress`."""
 
-    def line(self, text: str, *, good: bool | None = None) -> None:
+    def line(
+        self, text: str, *, label: str = "", value: str = "", good: bool | None = None
+    ) -> None:
         """See :class:`Progress`."""
 
     def end(self, text: str, seconds: float | None = None) -> None:

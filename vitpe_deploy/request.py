@@ -205,6 +205,7 @@ class ModelRequest:
     resample: ResampleOverride = ResampleOverride()
     tower: str | None = None
     pos_embed: str | None = None
+    max_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

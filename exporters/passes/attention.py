@@ -27,6 +27,7 @@ from exporters.passes.base import (
     new_initializer,
     rank,
     replace_value,
+    same_dims,
     static_dim,
 )
 from exporters.trace import ATTENTION_DOMAIN, ATTENTION_OP
@@ -155,6 +156,8 @@ class _Speller:
         if static_dim(heads, 2) != 3 or static_dim(heads, 3) != num_heads:
             return None
         packed = split.inputs[0]
+        if not same_dims(packed, (0, 1), heads, (0, 1)):
+            return None
         width = static_dim(packed, 2)
         if packed is None or packed.name is None or width is None:
             return None
@@ -170,9 +173,7 @@ class _Speller:
             for value, label in zip(parts.outputs, "qkv", strict=True):
                 value.name = f"{packed.name}_{label}"
                 value.type = packed.type
-            producer = packed.producer()
             insert_before(anchor, [parts])
-            del producer
             self._splits[key] = tuple(parts.outputs)
         return self._splits[key][index]
 
@@ -188,13 +189,18 @@ class _Speller:
     def _join_heads(self, node: ir.Node, result: ir.Value, num_heads: int) -> None:
         """Case 4: let readers of the joined heads read the fused node; else split them again."""
         old = node.outputs[0]
-        joined = _joined(old)
-        if joined is not None:
-            result.shape = joined.shape
-            replace_value(joined, result)
-            for dead in (joined.producer(), old.uses()[0].node, node):
-                if dead is not None:
-                    self._graph.remove(dead, safe=True)
+        join = _join_of(old)
+        if join is not None:
+            turned, joined = old.uses()[0].node, join.outputs[0]
+            if same_dims(joined, (0, 1), old, (0, 2)):
+                result.shape = joined.shape
+                replace_value(joined, result)
+                self._graph.remove(join, safe=True)
+            else:
+                # The same Reshape also takes windows apart: it reads the fused node instead.
+                join.replace_input_with(0, result)
+            self._graph.remove(turned, safe=True)
+            self._graph.remove(node, safe=True)
             return
         head_dim = static_dim(old, 3)
         split = ir.node("Reshape", [result, self._ints(0, 0, num_heads, head_dim or -1)])
@@ -254,11 +260,13 @@ def _own_projection(x: ir.Value, num_heads: int) -> ir.Value | None:
     width, head_dim = static_dim(flat, 2), static_dim(heads, 3)
     if static_dim(heads, 2) != num_heads or width is None or head_dim is None:
         return None
+    if not same_dims(flat, (0, 1), heads, (0, 1)):
+        return None
     return flat if width == num_heads * head_dim else None
 
 
-def _joined(heads: ir.Value) -> ir.Value | None:
-    """The [B, N, D] value when the only reader of [B, M, N, D/M] joins the heads again."""
+def _join_of(heads: ir.Value) -> ir.Node | None:
+    """The Reshape that joins the heads of [B, M, N, D/M], when it is their only reader's reader."""
     if len(heads.uses()) != 1 or heads.is_graph_output():
         return None
     turned = heads.uses()[0].node
@@ -267,10 +275,10 @@ def _joined(heads: ir.Value) -> ir.Value | None:
     middle = turned.outputs[0]
     if len(middle.uses()) != 1 or middle.is_graph_output():
         return None
-    joined = middle.uses()[0].node
-    if joined.op_type != "Reshape" or rank(joined.outputs[0]) != 3:
+    join = middle.uses()[0].node
+    if join.op_type != "Reshape" or middle.uses()[0].idx != 0 or rank(join.outputs[0]) != 3:
         return None
     num_heads, head_dim = static_dim(heads, 1), static_dim(heads, 3)
     if num_heads is None or head_dim is None:
         return None
-    return joined.outputs[0] if static_dim(joined.outputs[0], 2) == num_heads * head_dim else None
+    return join if static_dim(join.outputs[0], 2) == num_heads * head_dim else None

@@ -130,6 +130,22 @@ def static_dim(value: ir.Value | None, axis: int) -> int | None:
     return dim if isinstance(dim, int) else None
 
 
+def same_dims(
+    one: ir.Value | None, axes: Sequence[int], other: ir.Value | None, others: Sequence[int]
+) -> bool:
+    """Whether pairs of dimensions are known to be equal, as numbers or as the same expression."""
+    if one is None or other is None or one.shape is None or other.shape is None:
+        return False
+    for a, b in zip(axes, others, strict=True):
+        left, right = one.shape[a], other.shape[b]
+        if isinstance(left, int) or isinstance(right, int):
+            if left != right:
+                return False
+        elif left.value is None or left.value != right.value:
+            return False
+    return True
+
+
 def ints(node: ir.Node, attribute: str) -> Sequence[int] | None:
     """An integer-list attribute, or None."""
     found = node.attributes.get(attribute)

@@ -58,7 +58,7 @@ def _share_equal_initializers(graph: ir.Graph) -> int:
             continue
         # Weights that size are compared by their first kilobyte before their whole.
         data = tensor.numpy()
-        key = (str(tensor.dtype), tuple(data.shape), data.reshape(-1)[:256].tobytes())
+        key = (str(tensor.dtype), tuple(data.shape), data.flat[:256].tobytes())
         other = first.setdefault(key, value)
         if other is value or other.const_value is None:
             continue

@@ -7,8 +7,10 @@ without torch.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitpe_deploy.errors import UsageError
@@ -59,16 +61,35 @@ def get(name: str) -> type[PositionEncoding]:
     return encoding
 
 
+def networks_of(name: str) -> tuple[str, ...]:
+    """The reference networks that can carry an encoding, read from its file without importing it."""
+    path = Path(__path__[0]) / f"{check_name(name).replace('-', '_')}.py"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "networks" and node.value:
+            return tuple(ast.literal_eval(node.value))
+    return ("vit",)
+
+
+def check_network(name: str, network: str) -> str:
+    """``name`` if ``network`` can carry it.
+
+    Raises:
+        UsageError: unknown encoding, or it lives in other networks; the message says in which.
+    """
+    homes = networks_of(name)
+    if network not in homes:
+        carried = ", ".join(n for n in names() if network in networks_of(n))
+        raise UsageError(
+            f"--pe {name} does not fit the {network} network, it lives in: {', '.join(homes)}",
+            hint=f"The {network} network carries: {carried}.",
+        )
+    return name
+
+
 def get_for(name: str, network: Network) -> type[PositionEncoding]:
     """The class that answers for a ``--pe`` name in ``network``.
 
     Raises:
         UsageError: it lives in other networks; the message says in which.
     """
-    encoding = get(name)
-    if network not in encoding.networks:
-        raise UsageError(
-            f"--pe {name} does not fit the {network} network",
-            hint=f"It lives in: {', '.join(encoding.networks)}.",
-        )
-    return encoding.placed_in(network)
+    return get(check_network(name, network)).placed_in(network)

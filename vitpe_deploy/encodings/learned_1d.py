@@ -58,7 +58,7 @@ class Learned1D(PositionEncoding):
     def _split(self) -> tuple[Tensor, Tensor]:
         """Prefix rows [1, P, D] and the patch rows as a grid [h, w, D]."""
         prefix = self.spec.prefix_tokens
-        return self.table[:, :prefix], self.table[0, prefix:].unflatten(0, self.spec.grid)
+        return self.table[:, :prefix], torch.unflatten(self.table[0, prefix:], 0, self.spec.grid)
 
     def _join(self, prefix: Tensor, grid: Tensor) -> Positions:
         return self._scaled(torch.cat([prefix, grid.flatten(0, 1).unsqueeze(0)], dim=1))
@@ -86,7 +86,7 @@ class Learned1D(PositionEncoding):
         return self._join(prefix, resample_grid_in_graph(patches, h, w, self.rule))
 
     def tokens(self, x: Tensor, positions: Positions) -> Tensor:
-        """x + table."""
+        """Tokens plus table."""
         return x + positions["table"]
 
     def describe(self) -> EncodingDescription:

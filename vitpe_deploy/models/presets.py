@@ -382,13 +382,17 @@ def _read(value: Any, kind: Any, label: str) -> Any:
             options = [a for a in get_args(kind) if a is not type(None)]
             return None if value.lower() == "none" else _read(value, options[0], label)
         if origin is Literal:
-            if value not in get_args(kind):
-                raise ValueError(f"one of {', '.join(map(str, get_args(kind)))}")
-            return value
+            named = {str(choice): choice for choice in get_args(kind)}
+            if value not in named:
+                raise ValueError(f"one of {', '.join(named)}")
+            return named[value]
         if origin is tuple:
             parts = value.replace("x", ",").split(",")
-            parts = parts * len(get_args(kind)) if len(parts) == 1 else parts
-            return tuple(_read(p, k, label) for p, k in zip(parts, get_args(kind), strict=True))
+            kinds = get_args(kind)
+            if kinds[-1] is Ellipsis:
+                kinds = kinds[:1] * len(parts)
+            parts = parts * len(kinds) if len(parts) == 1 else parts
+            return tuple(_read(p, k, label) for p, k in zip(parts, kinds, strict=True))
         if kind is bool:
             if value.lower() not in ("true", "false", "1", "0", "yes", "no"):
                 raise ValueError("true or false")

@@ -13,7 +13,7 @@ from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import ModelRequest, closest
 from vitpe_deploy.sources.base import Source
 
-PREFIXES: Mapping[str, str] = {"hf": "transformers"}
+PREFIXES: Mapping[str, str] = {"hf": "transformers", "timm": "timm"}
 """Prefix of the MODEL string -> file of the source."""
 
 

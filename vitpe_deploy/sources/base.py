@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from vitpe_deploy.errors import SizeError, UnsupportedError, UsageError
-from vitpe_deploy.images import Preprocess
+from vitpe_deploy.inputs import ImageInput, InputLayout
+from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import ModelRequest, Resolution, closest
+from vitpe_deploy.text_length import too_long
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,6 +40,7 @@ class SizeRule:
         remainder: what the library does with other sizes: refuses them, silently drops border
             pixels (floors), or pads by itself.
         fixed: the only size possible, for networks that cannot change it.
+        square: why height and width must be equal; empty when they need not.
     """
 
     divisor: tuple[int, int]
@@ -45,6 +48,20 @@ class SizeRule:
     remainder: Remainder = "refuses"
     fixed: Resolution | None = None
     fixed_reason: str = ""
+    square: str = ""
+
+    @classmethod
+    def for_patches(
+        cls,
+        patch: tuple[int, int],
+        remainder: Remainder,
+        *,
+        fixed: Resolution | None = None,
+        fixed_reason: str = "",
+    ) -> SizeRule:
+        """The rule of a network that cuts pictures into patches and does nothing else with them."""
+        named = str(patch[0]) if patch[0] == patch[1] else f"{patch[0]}x{patch[1]}"
+        return cls(patch, f"patch size {named}", remainder, fixed, fixed_reason)
 
     def check(self, size: Resolution, *, allow_floor: bool = False, flag: str = "--res") -> None:
         """Refuse a size that the network cannot take exactly.
@@ -56,6 +73,11 @@ class SizeRule:
             raise SizeError(
                 f"{flag} {_short(size)} is not possible: {self.fixed_reason}",
                 hint=f"Use {_short(self.fixed)}.",
+            )
+        if self.square and size.height != size.width:
+            raise SizeError(
+                f"{flag} {size} is not possible, only squares are: {self.square}",
+                hint=f"Use {size.height} or {size.width}.",
             )
         if self.remainder == "pads" or (self.remainder == "floors" and allow_floor):
             for n, d in zip((size.height, size.width), self.divisor, strict=True):
@@ -86,13 +108,50 @@ class SizeRule:
             return ""
         return " (--allow-floor exports it as the library runs it, dropping the border pixels.)"
 
-    def nearby(self, native: Resolution) -> tuple[Resolution, Resolution, Resolution]:
-        """Native, one valid size below it, and one valid non-square size."""
+    def nearby(self, native: Resolution) -> tuple[Resolution, ...]:
+        """Native, one valid size below it, and one valid size of another shape."""
         dh, dw = self.divisor
         rows, columns = max(native.height // dh, 1), max(native.width // dw, 1)
         below = Resolution(max(rows // 2, 1) * dh, max(columns // 2, 1) * dw)
-        wide = Resolution(max(rows - max(rows // 4, 1), 1) * dh, (columns + max(columns // 4, 1)) * dw)
-        return native, below, wide
+        fewer, more = max(rows - max(rows // 4, 1), 1), columns + max(columns // 4, 1)
+        return native, below, Resolution(fewer * dh, more * dw)
+
+    def unlike(self, native: Resolution) -> Resolution:
+        """A valid size to trace a dynamic model at: neither native nor square."""
+        dh, dw = self.divisor
+        rows, columns = native.height // dh, native.width // dw
+        return Resolution((rows + 2) * dh, (columns + 5) * dw)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRule(SizeRule):
+    """Which lengths a text tower can take; a length is a size of one row.
+
+    Attributes:
+        limit: tokens of the longest text.
+    """
+
+    divisor: tuple[int, int] = (1, 1)
+    reason: str = ""
+    limit: int = 77
+
+    def check(self, size: Resolution, *, allow_floor: bool = False, flag: str = "--res") -> None:
+        """Refuse lengths over the limit, and sizes of pictures."""
+        if size.height != 1:
+            raise UsageError(
+                f"{flag} {size} is a size of pictures, this model reads text",
+                hint="Leave it out; --max-length decides the length.",
+            )
+        if size.width > self.limit:
+            raise too_long(size.width, self.limit)
+
+    def nearby(self, native: Resolution) -> tuple[Resolution, ...]:
+        """The longest text, half of it, and a single token."""
+        return native, Resolution(1, max(native.width // 2, 1)), Resolution(1, 1)
+
+    def unlike(self, native: Resolution) -> Resolution:
+        """A length that is neither the longest nor one."""
+        return Resolution(1, min(native.width // 2 + 3, self.limit))
 
 
 def _short(size: Resolution) -> str:
@@ -118,6 +177,8 @@ class ModelFacts:
         outputs: what can be asked for, without ``block:k``.
         default_outputs: what the model itself returns.
         depth: number of blocks that ``block:k`` can name.
+        dynamic_rule: sizes that a file with symbolic height and width takes, where that differs.
+        no_dynamic: why no such file can be written; empty when it can.
     """
 
     name: str
@@ -131,9 +192,26 @@ class ModelFacts:
     outputs: tuple[str, ...]
     default_outputs: tuple[str, ...]
     depth: int
-    channels: int = 3
+    input: InputLayout = ImageInput()
     preprocess: Preprocess = Preprocess()
     resample_rule: str | None = None
+    dynamic_rule: SizeRule | None = None
+    no_dynamic: str = ""
+
+    def sizes(self, *, symbolic: bool) -> SizeRule:
+        """The sizes of a static file, or those of one with symbolic height and width.
+
+        Raises:
+            UnsupportedError: no file with symbolic height and width can be written.
+        """
+        if not symbolic:
+            return self.size_rule
+        if self.no_dynamic:
+            raise UnsupportedError(
+                f"{self.name} cannot be exported with a dynamic size: {self.no_dynamic}",
+                hint="Export the sizes you need as one static file each: --res A --res B.",
+            )
+        return self.dynamic_rule or self.size_rule
 
     def check_outputs(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The outputs to write: ``wanted`` when the model has them, else its own.
@@ -194,14 +272,20 @@ class LoadedModel(ABC):
         self.facts = facts
         self.weights = weights
         self._pristine = pristine.eval().requires_grad_(False)
+        self._weights_sha256: str | None = None
 
     @property
     def num_parameters(self) -> int:
         """Number of parameters."""
         return sum(p.numel() for p in self._pristine.parameters())
 
-    def fresh(self) -> nn.Module:
-        """An untouched copy, sharing parameter memory and no other state."""
+    def fresh(self, size: Resolution | None = None, *, symbolic: bool = False) -> nn.Module:
+        """An untouched copy, sharing parameter memory and no other state.
+
+        ``size`` matters to libraries that build another network for each size, ``symbolic`` to
+        those with a network of its own for any size.
+        """
+        del size, symbolic
         shared = {id(p): p for p in self._pristine.parameters()}
         return copy.deepcopy(self._pristine, memo=shared)
 
@@ -240,6 +324,11 @@ class LoadedModel(ABC):
 
     def weights_sha256(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+        if self._weights_sha256 is None:
+            self._weights_sha256 = self._hash_weights()
+        return self._weights_sha256
+
+    def _hash_weights(self) -> str:
         digest = hashlib.sha256()
         for name, tensor in sorted(self._pristine.state_dict().items()):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

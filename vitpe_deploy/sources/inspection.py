@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vitpe_deploy.errors import UnsupportedError
 
@@ -16,14 +19,7 @@ def find_blocks(module: nn.Module, depth: int) -> tuple[str, ...]:
     Raises:
         UnsupportedError: no such list, or more than one.
     """
-    found = [
-        path
-        for path, child in module.named_modules()
-        if isinstance(child, nn.ModuleList | nn.Sequential)
-        and len(child) == depth
-        and len({type(item) for item in child}) == 1
-        and any(True for _ in child[0].children())
-    ]
+    found = [path for path, size in _stacks(module) if size == depth]
     outermost = [p for p in found if not any(p != o and p.startswith(f"{o}.") for o in found)]
     if len(outermost) != 1:
         raise UnsupportedError(
@@ -34,27 +30,39 @@ def find_blocks(module: nn.Module, depth: int) -> tuple[str, ...]:
     return tuple(f"{outermost[0]}.{k}" for k in range(depth))
 
 
-def on_meta(module: nn.Module) -> nn.Module:
-    """A copy without data: its forward computes shapes only."""
-    tensors = [*module.parameters(), *module.buffers()]
-    memo: dict[int, torch.Tensor] = {}
-    for tensor in tensors:
-        empty = torch.empty_like(tensor, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
-    return copy.deepcopy(module, memo)
-
-
-def longest_stack(module: nn.Module) -> tuple[str, ...]:
-    """Paths of the longest list of equal modules with parts of their own; empty when there is none."""
-    stacks = [
-        (len(child), path)
+def _stacks(module: nn.Module) -> list[tuple[str, int]]:
+    """Path and length of each list of modules that are of one type and have parts of their own."""
+    return [
+        (path, len(child))
         for path, child in module.named_modules()
         if isinstance(child, nn.ModuleList | nn.Sequential)
-        and len(child) > 1
         and len({type(item) for item in child}) == 1
         and any(True for _ in child[0].children())
     ]
+
+
+def detached(module: nn.Module) -> nn.Module:
+    """A copy in eval mode without gradients, sharing the memory of parameters and buffers.
+
+    Someone else's module is never switched to eval mode, frozen or given new state.
+    """
+    memo: dict[int, object] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()
+    }
+    memo |= {id(b): b.detach() for b in module.buffers()}
+    return copy.deepcopy(module, memo).eval()
+
+
+@contextmanager
+def without_data() -> Iterator[None]:
+    """Inside, a forward computes shapes only, whatever tensors the module keeps and where."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        yield
+
+
+def longest_stack(module: nn.Module) -> tuple[str, ...]:
+    """Paths of the longest list of equal modules; empty when there is none."""
+    stacks = [(size, path) for path, size in _stacks(module) if size > 1]
     if not stacks:
         return ()
     depth, path = max(stacks, key=lambda stack: stack[0])

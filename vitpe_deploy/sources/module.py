@@ -13,10 +13,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitpe_deploy.errors import SourceError, UnsupportedError, UsageError
+from vitpe_deploy.errors import SourceError, UnsupportedError, UsageError, VitpeError
+from vitpe_deploy.inputs import ImageInput
 from vitpe_deploy.request import ModelRequest, Resolution
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, SizeRule, Source
-from vitpe_deploy.sources.inspection import longest_stack, on_meta, patch_convolution
+from vitpe_deploy.sources.inspection import (
+    detached,
+    longest_stack,
+    patch_convolution,
+    without_data,
+)
 from vitpe_deploy.sources.watched import WatchedModel
 
 _BY_RANK = {2: "logits", 3: "tokens", 4: "feature-map"}
@@ -32,9 +38,11 @@ def open_module(module: nn.Module, request: ModelRequest, size: Resolution | Non
 
         return ReferenceModuleSource(module, request)
     if hasattr(module, "config") and hasattr(module, "base_model_prefix"):
-        from vitpe_deploy.sources.transformers import FAMILIES, TransformersModuleSource
+        from vitpe_deploy.sources.transformers import TransformersModuleSource
+        from vitpe_deploy.sources.transformers_facts import FAMILIES, class_among
 
-        if getattr(module.config, "model_type", None) in FAMILIES:
+        family = FAMILIES.get(str(getattr(module.config, "model_type", None)))
+        if family is not None and class_among(module, family.classes) is not None:
             return TransformersModuleSource(module, request)
     return ModuleSource(module, request, size)
 
@@ -73,13 +81,16 @@ class ModuleSource(Source):
                 hint="Export a Vision Transformer, or one of the named sources.",
             )
         patch = (int(convolution.kernel_size[0]), int(convolution.kernel_size[1]))
-        rule = SizeRule(patch, f"patch size {patch[0]}", remainder="floors")
-        rule.check(self._size)
-        pixels = torch.empty(1, convolution.in_channels, *self._size.as_list(), device="meta")
+        rule = SizeRule.for_patches(patch, remainder="floors")
+        copied = detached(module)
         try:
-            with torch.no_grad():
-                found = named_outputs(on_meta(module)(pixels))
+            with without_data():
+                pixels = torch.empty(1, convolution.in_channels, *self._size.as_list())
+                found = named_outputs(copied(pixels))
+        except VitpeError:
+            raise
         except Exception as problem:
+            rule.check(self._size)  # names sizes that fit, when that is why it failed
             lines = str(problem).strip().splitlines() or [type(problem).__name__]
             raise SourceError(f"{name} does not run at {self._size}: {lines[0][:200]}") from problem
         stack = longest_stack(module)
@@ -95,16 +106,21 @@ class ModuleSource(Source):
             outputs=tuple(found),
             default_outputs=tuple(found),
             depth=len(stack),
-            channels=convolution.in_channels,
+            input=ImageInput(convolution.in_channels),
         )
 
     def load(self) -> LoadedModel:
         """The module itself; it is copied, never changed or run."""
-        return PlainModel(self.facts(), self._module, "of the module", self.request.resample)
+        module = detached(self._module)
+        return PlainModel(self.facts(), module, "of the module", self.request.resample)
 
 
 class PlainModel(WatchedModel):
     """A module called with pixel values and nothing else."""
+
+    def block_paths(self) -> tuple[str, ...]:
+        """The longest stack of equal modules, which gave the facts their depth."""
+        return longest_stack(self._pristine)
 
     def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
         """Outputs by the names that :func:`named_outputs` gives them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitpe_deploy.encodings.resample import ResampleRule
+from vitpe_deploy.encodings.resample import ResampleRule, interpolate_grid
+from vitpe_deploy.errors import UnsupportedError
 from vitpe_deploy.request import ResampleOverride
 
 _SIGNATURE = inspect.signature(F.interpolate)
@@ -36,12 +37,14 @@ class TableResample:
         size: rows and columns that come out; symbolic in a dynamic trace.
         rule: kernel and coordinates.
         arguments: what ``F.interpolate`` was called with.
+        one_axis: whether the library's table is [1, D, w], read here as one row of a grid.
     """
 
     table: Tensor
     size: tuple[int, int]
     rule: ResampleRule
     arguments: Mapping[str, Any]
+    one_axis: bool = False
 
     @property
     def old_grid(self) -> tuple[int, int]:
@@ -74,10 +77,13 @@ class TableWatcher(TorchFunctionMode):
         if func is F.interpolate and not marked:
             call = read_interpolate(args, kwargs)
             if call is not None:
-                return self._on_table(call)
+                grid = self._on_table(call)
+                return grid[:, :, 0] if call.one_axis else _laid_out_as_torch_does(grid, call.table)
         result = self.call(func, args, kwargs)
         if marked:
             self.mark(result)
+            if func is Tensor.__setitem__:  # writes into its first argument and returns nothing
+                self.mark(args[0])
         return result
 
     def call(
@@ -105,13 +111,31 @@ class TableWatcher(TorchFunctionMode):
         return False
 
 
+def _laid_out_as_torch_does(result: Tensor, table: Tensor) -> Tensor:
+    """The memory format of torch's own interpolation, which is that of its input.
+
+    Libraries ``view`` the result without asking; on another layout of the same values that fails.
+    """
+    _, dim, _, w = table.stride()
+    channels_last = dim == 1 and w >= table.shape[1] and table.shape[1] > 1
+    return result.contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
+
+
 def read_interpolate(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TableResample | None:
-    """What a call of ``F.interpolate`` asks for; None when it is not a 2-D linear or cubic one."""
+    """What a call of ``F.interpolate`` asks for; None when it is not one table in two dimensions.
+
+    Raises:
+        UnsupportedError: the scale factors of the two axes miss their sizes by different amounts.
+    """
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     call = bound.arguments
     table = call["input"]
-    if call["mode"] not in _RULES or table.dim() != 4:
+    if call["mode"] == "linear" and table.dim() == 3 and table.shape[0] == 1:
+        return _one_axis(call)
+    if call["mode"] not in _RULES or table.dim() != 4 or table.shape[0] != 1:
         return None
     size, offset = _size_and_offset(table, call)
     rule = ResampleRule(
@@ -123,38 +147,50 @@ def read_interpolate(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TableR
     return TableResample(table, size, rule, dict(call))
 
 
+def _one_axis(call: Mapping[str, Any]) -> TableResample | None:
+    """A table of one axis (SAM's rows of relative distances), when a size is asked for."""
+    size = call["size"]
+    if size is None:
+        return None
+    n = size if isinstance(size, int | torch.SymInt) else size[0]
+    rule = ResampleRule("bilinear", antialias=False, align_corners=bool(call["align_corners"]))
+    return TableResample(call["input"].unsqueeze(2), (1, n), rule, dict(call), one_axis=True)
+
+
 def _size_and_offset(table: Tensor, call: Mapping[str, Any]) -> tuple[tuple[int, int], float]:
-    """Output size, and by how much an explicit scale factor misses it (DINO's 0.1)."""
+    """Output size, and by how much an explicit scale factor misses it (DINO's 0.1).
+
+    The size is floored in Python's double, as torch does it, and never again by an engine.
+    """
     if call["size"] is not None:
         size = call["size"]
         h, w = (size, size) if isinstance(size, int | torch.SymInt) else tuple(size)
         return (h, w), 0.0
     factor = call["scale_factor"]
     factors = tuple(factor) if isinstance(factor, (tuple, list)) else (factor, factor)
-    shape = tuple(table.shape[-2:])
-    h, w = (math.floor(n * f) for n, f in zip(shape, factors, strict=True))
+    asked = [n * f for n, f in zip(table.shape[-2:], factors, strict=True)]
+    h, w = (math.floor(n) for n in asked)
     if call["recompute_scale_factor"]:
         return (h, w), 0.0
-    return (h, w), round(float(factors[0] * shape[0] - h), 6)
+    over_h, over_w = (float(n - whole) for n, whole in zip(asked, (h, w), strict=True))
+    if not math.isclose(over_h, over_w, abs_tol=1e-6):
+        raise UnsupportedError(
+            f"the model resamples its positions by scale factors {factors}, which ask for "
+            f"{asked[0]:g}x{asked[1]:g} rows and columns",
+            hint="Pass size= to F.interpolate in the model.",
+        )
+    # Without the noise of the division; but 14 * (61 / 14) is 60 and a remainder just below 1.
+    return (h, w), round(over_h, 6) if over_h < 1 - 1e-6 else over_h
 
 
 def torch_override(call: TableResample, override: ResampleOverride) -> Tensor:
     """Torch's own interpolation with the user's rule: the referee's answer to an override."""
-    rule = call.rule.overridden(override)
-    return F.interpolate(
-        call.table,
-        size=call.size,
-        mode=rule.interpolation,
-        antialias=rule.antialias,
-        align_corners=rule.align_corners,
-    )
+    table = call.table[0].permute(1, 2, 0)  # [h, w, D]
+    grid = interpolate_grid(table, call.size, call.rule.overridden(override))
+    return grid.permute(2, 0, 1).unsqueeze(0)
 
 
 def torch_unchanged(call: TableResample) -> Tensor:
     """What the library would have computed."""
-    return F.interpolate(**dict(call.arguments))
-
-
-def concrete(call: TableResample) -> TableResample:
-    """The same call without its tensor's data, for reports."""
-    return replace(call, table=call.table.to("meta"))
+    result = F.interpolate(**dict(call.arguments))
+    return result.unsqueeze(2) if call.one_axis else result

@@ -13,15 +13,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitpe_deploy import encodings
 from vitpe_deploy.errors import MissingExtraError, UnsupportedError, UsageError
-from vitpe_deploy.models.presets import VIT_PRESETS, ViTConfig, with_options
+from vitpe_deploy.models.networks import (
+    block_paths,
+    find_preset,
+    input_layout,
+    native_size,
+    network_of,
+    output_names,
+    patch_grid,
+    with_encoding,
+)
+from vitpe_deploy.models.presets import SwinConfig, TextConfig, ViTConfig, with_options
 from vitpe_deploy.request import ModelRequest, Resolution, closest
 from vitpe_deploy.sources.base import (
+    LengthRule,
     LoadedModel,
     ModelFacts,
     PositionFit,
     SizeRule,
     Source,
 )
+from vitpe_deploy.text_length import check_max_length
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,30 +47,36 @@ class ReferenceSource(Source):
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
         self.refuse_unused(tower=request.tower, pos_embed=request.pos_embed)
-        preset = VIT_PRESETS.get(request.model)
-        if preset is None:
-            raise UsageError(
-                f"MODEL {request.model!r} is not a reference model",
-                hint=f"{closest(request.model, VIT_PRESETS)}Choose from: {', '.join(VIT_PRESETS)}.",
-            )
+        self.network, config = find_preset(request.model)
+        self._own_encoding = config.encoding
         if request.encoding is not None:
-            preset = replace(preset, encoding=encodings.check_name(request.encoding))
+            config = with_encoding(config, request.encoding)
         options = {k: v for k, v in request.kwargs.items() if not k.startswith(_ENCODING_OPTION)}
-        config = with_options(preset, options)
-        encodings.check_name(config.encoding)
+        config = with_options(config, options)
+        encodings.check_network(config.encoding, self.network.name)
         own = {
             k.removeprefix(_ENCODING_OPTION): _literal(v)
             for k, v in request.kwargs.items()
             if k.startswith(_ENCODING_OPTION)
         }
         self.config = replace(config, encoding_params={**config.encoding_params, **own})
-        self._preset = preset
+        self._check_max_length()
+
+    def _check_max_length(self) -> None:
+        wanted = self.request.max_length
+        if wanted is None:
+            return
+        if not isinstance(self.config, TextConfig):
+            self.refuse_unused(max_length=wanted)
+        elif self.config.encoding == "learned-1d":
+            check_max_length(wanted, self.config.context_length)
 
     def facts(self) -> ModelFacts:
         """Read off the preset; no torch."""
-        suffix = "" if self.config.encoding == "learned-1d" else f"+{self.config.encoding}"
+        own = self.config.encoding == self._own_encoding
+        name = self.request.model if own else f"{self.request.model}+{self.config.encoding}"
         return config_facts(
-            self.config, name=f"{self.request.model}{suffix}", spec=self.request.model
+            self.config, name=name, spec=self.request.model, max_length=self.request.max_length
         )
 
     def load(self) -> LoadedModel:
@@ -67,30 +85,33 @@ class ReferenceSource(Source):
             import torch
         except ImportError as problem:
             raise MissingExtraError("torch", "export") from problem
-        from vitpe_deploy.models.vit import VisionTransformer
         from vitpe_deploy.sources.weights import load_into, read_state_dict
 
         config = self._with_resample_rule()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.request.seed)
-            module = VisionTransformer(config)
+            module: Any = self.network.build(config)
         origin = f"random, seed {self.request.seed}"
-        if self.request.weights is not None:
-            unwrapped = load_into(module, read_state_dict(self.request.weights), self.request.weights)
-            origin = f"from {self.request.weights.name}"
+        path = self.request.weights
+        if path is not None:
+            unwrapped = load_into(module, read_state_dict(path), path)
+            origin = f"from {path.name}"
             origin += f", unwrapped {', '.join(unwrapped)}" if unwrapped else ""
+        if self.request.max_length is not None:
+            module.set_max_length(self.request.max_length)
         return ReferenceModel(self.facts(), module, origin)
 
-    def _with_resample_rule(self) -> ViTConfig:
+    def _with_resample_rule(self) -> Any:
         """The config with the user's resample override inside the encoding."""
         override = self.request.resample
-        encoding = encodings.get(self.config.encoding)
+        kind = self.config.encoding
+        encoding = encodings.get_for(kind, self.network.name)
         parameters = inspect.signature(encoding.__init__).parameters
         unknown = [n for n in self.config.encoding_params if n not in parameters]
         if unknown:
             known = [n for n in parameters if n not in ("self", "spec", "rule")]
             raise UsageError(
-                f"--model-kwarg pe.{unknown[0]} is not an option of {self.config.encoding}",
+                f"--model-kwarg pe.{unknown[0]} is not an option of {kind}",
                 hint=f"{closest(unknown[0], known)}Choose from: {', '.join(known) or 'none'}.",
             )
         if not override:
@@ -98,14 +119,14 @@ class ReferenceSource(Source):
         if "rule" not in parameters:
             raise UnsupportedError(
                 f"--interpolation, --antialias and --align-corners have no meaning for "
-                f"{self.config.encoding} positions, which are not resampled",
+                f"{kind} positions, which are not resampled",
                 hint="Leave them out.",
             )
-        from vitpe_deploy.encodings.resample import ResampleRule
-
         params: Mapping[str, Any] = self.config.encoding_params
-        rule = params.get("rule", ResampleRule()).overridden(override)
-        return replace(self.config, encoding_params={**params, "rule": rule})
+        rule = params.get("rule", parameters["rule"].default)
+        return replace(
+            self.config, encoding_params={**params, "rule": rule.overridden(override)}
+        )
 
 
 class ReferenceModuleSource(Source):
@@ -121,32 +142,50 @@ class ReferenceModuleSource(Source):
         """Read off the module's own config."""
         network: Any = self._module
         name = type(self._module).__name__
-        return config_facts(network.config, name=name.lower(), spec=name)
+        limit = getattr(network, "max_length", None)
+        return config_facts(network.config, name=name.lower(), spec=name, max_length=limit)
 
     def load(self) -> LoadedModel:
         """The module itself; it is copied, never changed or run."""
-        return ReferenceModel(self.facts(), self._module, "of the module")
+        from vitpe_deploy.sources.inspection import detached
+
+        return ReferenceModel(self.facts(), detached(self._module), "of the module")
 
 
-def config_facts(config: ViTConfig, *, name: str, spec: str) -> ModelFacts:
+def config_facts(
+    config: Any, *, name: str, spec: str, max_length: int | None = None
+) -> ModelFacts:
     """What a network's config says; no torch."""
-    patch = (config.patch_size, config.patch_size)
-    logits = ("logits",) if config.num_classes else ()
-    cls = ("cls",) if config.class_token else ()
+    layout, native = input_layout(config), native_size(config)
+    rule, patch = _size_rule(config, max_length)
+    if isinstance(rule, LengthRule):
+        layout = replace(layout, max_length=rule.limit)  # type: ignore[type-var]
+        native = Resolution(1, rule.limit)
+    outputs = output_names(config)
+    registers = config.register_tokens if isinstance(config, ViTConfig) else 0
     return ModelFacts(
         name=name,
         spec=spec,
-        native=Resolution(*config.image_size),
-        size_rule=SizeRule(patch, f"patch size {config.patch_size}"),
+        native=native,
+        size_rule=rule,
         grid_divisor=patch,
         encoding=config.encoding,
         encoding_params={k: _plain(v) for k, v in config.encoding_params.items()},
-        prefix_tokens=config.prefix_tokens + config.register_tokens,
-        outputs=(*logits, "pooled", *cls, "tokens", "feature-map"),
-        default_outputs=logits or ("pooled",),
-        depth=config.depth,
-        channels=config.in_channels,
+        prefix_tokens=getattr(config, "prefix_tokens", 0) + registers,
+        outputs=outputs,
+        default_outputs=outputs[:1],
+        depth=len(block_paths(config)),
+        input=layout,
     )
+
+
+def _size_rule(config: Any, max_length: int | None) -> tuple[SizeRule, tuple[int, int]]:
+    """The rule for sizes, and pixels per token."""
+    if isinstance(config, TextConfig):
+        return LengthRule(limit=max_length or config.context_length), (1, 1)
+    patch = (config.patch_size, config.patch_size)
+    remainder = "pads" if isinstance(config, SwinConfig) else "refuses"
+    return SizeRule.for_patches(patch, remainder), patch
 
 
 def _plain(value: object) -> object:
@@ -158,8 +197,9 @@ class ReferenceModel(LoadedModel):
     """A reference network and its weights."""
 
     def block_paths(self) -> tuple[str, ...]:
-        """``blocks.k``."""
-        return tuple(f"blocks.{k}" for k in range(self.facts.depth))
+        """Of the network's config."""
+        network: Any = self._pristine
+        return block_paths(network.config)
 
     def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
         """Features by name, with logits computed only when asked for."""
@@ -169,20 +209,32 @@ class ReferenceModel(LoadedModel):
             features["logits"] = network.forward_head(features)
         return {name: features[name] for name in names}
 
+    def _grid(self, size: Resolution | None) -> tuple[int, int] | None:
+        network: Any = self._pristine
+        return None if size is None else patch_grid(network.config, size)
+
     def explicit(self, size: Resolution | None) -> nn.Module:
         """Every encoding answers by ``fit`` at the size's grid, or by ``in_graph``."""
         network: Any = self.fresh()
-        resolved: nn.Module = network.resolve(None if size is None else self.facts.grid(size))
+        resolved: nn.Module = network.resolve(self._grid(size))
         return resolved
 
     def position_fits(self, size: Resolution | None) -> tuple[PositionFit, ...]:
-        """From the encoding's own description."""
+        """From the encodings' own descriptions; windows keep theirs at every size."""
+        from vitpe_deploy.encodings.base import PositionEncoding
+
         network: Any = self._pristine
-        described = network.encoding.describe()
-        new = None if size is None else self.facts.grid(size)
-        return (
-            PositionFit(described.kind, described.native_grid, new, described.resample_rule),
-        )
+        found = []
+        for module in network.modules():
+            if not isinstance(module, PositionEncoding):
+                continue
+            described = module.describe()
+            follows = network_of(network.config).name not in ("swin", "video")
+            new = self._grid(size) if follows else described.native_grid
+            found.append(
+                PositionFit(described.kind, described.native_grid, new, described.resample_rule)
+            )
+        return tuple(dict.fromkeys(found))
 
 
 def _literal(value: Any) -> Any:

@@ -8,51 +8,30 @@ choice. Positions are the library's own calls of ``F.interpolate``, found by wat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitpe_deploy.errors import MissingExtraError, SourceError, UnsupportedError, UsageError
+from vitpe_deploy.errors import MissingExtraError, SourceError, UsageError
 from vitpe_deploy.images import Preprocess
-from vitpe_deploy.request import ModelRequest, Resolution, closest
-from vitpe_deploy.sources.base import LoadedModel, ModelFacts, SizeRule, Source
+from vitpe_deploy.request import ModelRequest
+from vitpe_deploy.sources.base import LoadedModel, ModelFacts, Source
+from vitpe_deploy.sources.transformers_facts import (
+    architecture_of,
+    class_among,
+    config_facts,
+    family_of,
+    named_architecture,
+    preprocess_of,
+    without_output,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What distinguishes one ``model_type``.
-
-    Attributes:
-        classes: architectures that can be loaded; the first is the bare encoder.
-        prefix_tokens: cls, distillation; registers are added from the config.
-        interpolate_flag: whether forward takes ``interpolate_pos_encoding``.
-        pooler: whether the bare encoder has a ``pooler_output``.
-    """
-
-    classes: tuple[str, ...]
-    prefix_tokens: int
-    interpolate_flag: bool
-    pooler: bool = True
-
-
-FAMILIES: Mapping[str, Family] = {
-    "vit": Family(("ViTModel", "ViTForImageClassification"), 1, True),
-    "deit": Family(
-        ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
-        2,
-        True,
-    ),
-    "dinov2": Family(("Dinov2Model", "Dinov2ForImageClassification"), 1, False),
-    "dinov2_with_registers": Family(
-        ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"), 1, False
-    ),
-}
-
-_PIL_FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+_PLAIN_OUTPUTS = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
+"""A config may ask for more; it would change what the class returns and how it attends."""
 
 
 class TransformersSource(Source):
@@ -113,7 +92,7 @@ class TransformersSource(Source):
     def facts(self) -> ModelFacts:
         """Read off the config; no torch."""
         config = self.config()
-        named = (config.get("architectures") or [""])[0]
+        named = named_architecture(config)
         name = Path(self.location).expanduser().resolve().name if self.is_local else self.location
         return config_facts(
             config,
@@ -128,70 +107,66 @@ class TransformersSource(Source):
         config = _read_json(self._file("preprocessor_config.json"))
         if config is None:
             return Preprocess()
-        default = Preprocess()
-        crop, size = config.get("crop_size"), config.get("size")
-        fraction = 1.0
-        if config.get("do_center_crop") and isinstance(crop, dict) and isinstance(size, dict):
-            edge = size.get("shortest_edge") or size.get("height")
-            fraction = float(crop.get("height", edge)) / float(edge) if edge else 1.0
-        return Preprocess(
-            mean=tuple(config.get("image_mean") or default.mean),
-            std=tuple(config.get("image_std") or default.std),
-            interpolation=_PIL_FILTERS.get(int(config.get("resample", 3)), "bicubic"),
-            crop=min(fraction, 1.0),
-        )
+        try:
+            return preprocess_of(config)
+        except (TypeError, ValueError, ZeroDivisionError, UsageError) as problem:
+            raise SourceError(
+                f"preprocessor_config.json in {self.location} cannot be read: {problem}"
+            ) from problem
 
     def load(self) -> LoadedModel:
         """The network with the folder's weights; anything missing is an error."""
+        config, facts = self.config(), self.facts()
+        named = named_architecture(config)
+        architecture = architecture_of(config, named, self.request.model)
+        module, report = self._read(architecture)
+        missing = sorted(report["missing_keys"])
+        if missing and all(".pooler." in f".{name}" for name in missing):
+            # The checkpoint was saved without a pooler: transformers would draw a random one.
+            module, report = self._read(architecture, add_pooling_layer=False)
+            missing = sorted(report["missing_keys"])
+            facts = without_output(facts, "pooled")
+        problems = [f"missing {n}" for n in missing]
+        problems += [f"unexpected {n}" for n in sorted(report["unexpected_keys"])]
+        problems += [
+            f"{name} is {list(given)}, the model has {list(wanted)}"
+            for name, given, wanted in sorted(report["mismatched_keys"])
+        ]
+        if problems:
+            shown = "; ".join(problems[:8])
+            shown += f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise SourceError(
+                f"the weights in {self.location} do not fit {architecture}: {shown}",
+                hint="config.json and the weights must be of one model, saved by save_pretrained.",
+            )
+        return _wrap(facts, module, f"from {facts.spec}", self.request, config)
+
+    def _read(self, architecture: str, **more: Any) -> tuple[nn.Module, Mapping[str, Any]]:
+        """The network, and the library's report on what did not fit."""
         try:
             import torch
             import transformers
         except ImportError as problem:
             raise MissingExtraError(problem.name or "transformers", "transformers") from problem
-        config = self.config()
-        named = (config.get("architectures") or [""])[0]
-        architecture = architecture_of(config, named, self.request.model)
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
         cls: Any = getattr(transformers, architecture)
-        options: dict[str, Any] = {"local_files_only": True} if self.is_local else {}
-        location = str(Path(self.location).expanduser()) if self.is_local else self.location
-
-        def read(**more: Any) -> tuple[nn.Module, Mapping[str, Any]]:
-            try:
+        try:
+            with _silenced(transformers.utils.logging):
                 module, report = cls.from_pretrained(
-                    location,
+                    str(Path(self.location).expanduser()) if self.is_local else self.location,
+                    local_files_only=self.is_local,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # listed in the report, with everything else
                     attn_implementation="sdpa",
-                    use_safetensors=None,
-                    **options,
+                    **_PLAIN_OUTPUTS,
                     **more,
                 )
-            except (OSError, ValueError, RuntimeError, KeyError) as problem:
-                lines = str(problem).strip().splitlines() or [type(problem).__name__]
-                raise SourceError(
-                    f"MODEL {self.request.model!r} cannot be loaded: {lines[0][:300]}"
-                ) from problem
-            return module.to(torch.float32), report
-
-        module, report = read()
-        facts = self.facts()
-        missing = sorted(report["missing_keys"])
-        if missing and all(".pooler." in f".{name}" for name in missing):
-            # The checkpoint was saved without a pooler: transformers would draw a random one.
-            module, report = read(add_pooling_layer=False)
-            missing = sorted(report["missing_keys"])
-            facts = _without(facts, "pooled")
-        problems = [f"missing {n}" for n in missing]
-        problems += [f"unexpected {n}" for n in sorted(report["unexpected_keys"])]
-        problems += [f"wrong shape {n[0]}" for n in report.get("mismatched_keys", ())]
-        if problems:
-            shown = "; ".join(problems[:8])
+        except Exception as problem:  # torch's, safetensors' and the library's own errors
+            lines = str(problem).strip().splitlines() or [type(problem).__name__]
             raise SourceError(
-                f"the weights in {self.location} do not fit {architecture}: {shown}"
-                + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-            )
-        return _wrap(facts, module, f"from {facts.spec}", self.request, config)
+                f"MODEL {self.request.model!r} cannot be loaded: {lines[0][:300]}",
+                hint="Are config.json and the weight files complete and undamaged?",
+            ) from problem
+        return module.to(torch.float32), report
 
 
 class TransformersModuleSource(Source):
@@ -202,74 +177,44 @@ class TransformersModuleSource(Source):
     def __init__(self, module: nn.Module, request: ModelRequest) -> None:
         super().__init__(request)
         self._module: Any = module
-        self._config: dict[str, Any] = self._module.config.to_dict()
+        config: Any = module.config
+        self._config: dict[str, Any] = config.to_dict()
 
     def facts(self) -> ModelFacts:
         """Read off the module's own config."""
         name = type(self._module).__name__
+        known = class_among(self._module, family_of(self._config, name).classes)
         facts = config_facts(
             self._config,
-            architecture_of(self._config, name, name),
+            architecture_of(self._config, known or name, name),
             name=name.lower(),
             spec=name,
             preprocess=Preprocess(),
         )
         encoder = getattr(self._module, self._module.base_model_prefix, self._module)
-        return facts if getattr(encoder, "pooler", True) is not None else _without(facts, "pooled")
+        has_pooler = getattr(encoder, "pooler", True) is not None
+        return facts if has_pooler else without_output(facts, "pooled")
 
     def load(self) -> LoadedModel:
         """The module itself; it is copied, never changed or run."""
-        return _wrap(self.facts(), self._module, "of the module", self.request, self._config)
+        from vitpe_deploy.sources.inspection import detached
+
+        module = detached(self._module)
+        return _wrap(self.facts(), module, "of the module", self.request, self._config)
 
 
-def family_of(config: Mapping[str, Any], model: str) -> Family:
-    """The family of a config's ``model_type``.
-
-    Raises:
-        UnsupportedError: not a family that is known to export right.
-    """
-    kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
-        raise UnsupportedError(
-            f"MODEL {model!r} is of type {kind!r}, which is not supported",
-            hint=f"{closest(kind, FAMILIES)}Supported: {', '.join(FAMILIES)}.",
-        )
-    return FAMILIES[kind]
-
-
-def architecture_of(config: Mapping[str, Any], named: str, model: str) -> str:
-    """The class to load: the named one when it is supported, else the bare encoder."""
-    classes = family_of(config, model).classes
-    return named if named in classes else classes[0]
-
-
-def config_facts(
-    config: Mapping[str, Any], architecture: str, *, name: str, spec: str, preprocess: Preprocess
-) -> ModelFacts:
-    """What a ``config.json`` says about a network of a supported family."""
-    family = family_of(config, spec)
-    patch, size = _pair(config, "patch_size", 16), _pair(config, "image_size", 224)
-    classifies = "ForImageClassification" in architecture
-    pooled = () if classifies or not family.pooler else ("pooled",)
-    return ModelFacts(
-        name=name,
-        spec=spec,
-        native=Resolution(*size),
-        size_rule=SizeRule(
-            patch,
-            f"patch size {patch[0]}" if patch[0] == patch[1] else f"patch size {patch}",
-            remainder="floors",
-        ),
-        grid_divisor=patch,
-        encoding="learned-1d",
-        encoding_params={},
-        prefix_tokens=family.prefix_tokens + int(config.get("num_register_tokens") or 0),
-        outputs=(("logits",) if classifies else ()) + (*pooled, "cls", "tokens", "feature-map"),
-        default_outputs=("logits",) if classifies else ("tokens", *pooled),
-        depth=int(config.get("num_hidden_layers", 12)),
-        channels=int(config.get("num_channels", 3)),
-        preprocess=preprocess,
-    )
+@contextmanager
+def _silenced(logging: Any) -> Iterator[None]:
+    """No warnings and bars of the library inside; its settings are the user's afterwards."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _wrap(
@@ -286,7 +231,8 @@ def _wrap(
         module,
         weights,
         request.resample,
-        interpolate_flag=family_of(config, facts.spec).interpolate_flag,
+        interpolate_flag=family_of(config, facts.spec).interpolate_flag
+        and facts.size_rule.fixed is None,
     )
 
 
@@ -300,22 +246,6 @@ def _read_json(path: Path | None) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise SourceError(f"{path.name} in {path.parent} is not a JSON object")
     return content
-
-
-def _pair(config: Mapping[str, Any], key: str, default: int) -> tuple[int, int]:
-    value = config.get(key, default)
-    pair = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
-        raise SourceError(f"config.json says {key} = {value!r}, which is not a size")
-    return pair[0], pair[1]
-
-
-def _without(facts: ModelFacts, output: str) -> ModelFacts:
-    return replace(
-        facts,
-        outputs=tuple(n for n in facts.outputs if n != output),
-        default_outputs=tuple(n for n in facts.default_outputs if n != output),
-    )
 
 
 SOURCE = TransformersSource

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitpe_deploy.request import ResampleOverride, Resolution
@@ -24,7 +26,17 @@ class TransformersModel(WatchedModel):
         interpolate_flag: bool,
     ) -> None:
         super().__init__(facts, pristine, weights, override)
-        self._options = {"interpolate_pos_encoding": True} if interpolate_flag else {}
+        self._options = {"return_dict": True}
+        if interpolate_flag:
+            self._options["interpolate_pos_encoding"] = True
+
+    def explicit(self, size: Resolution | None) -> nn.Module:
+        """A copy; for symbolic sizes, one whose positions take them as they are."""
+        module = self.fresh()
+        if size is None:
+            for part in module.modules():
+                _keep_sizes_symbolic(part)
+        return module
 
     def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
         """Run the class as the library documents it."""
@@ -51,3 +63,25 @@ class TransformersModel(WatchedModel):
             patches = tokens[:, self.facts.prefix_tokens :]
             result["feature-map"] = patches.transpose(1, 2).unflatten(2, grid)
         return {name: result[name] for name in names}
+
+
+def _keep_sizes_symbolic(module: nn.Module) -> None:
+    """Let a copy's ``interpolate_pos_encoding`` see symbolic sizes.
+
+    The library passes sizes through its ``torch_int``, which is ``int`` outside torch.jit: in some
+    families that freezes the grid of the trace. The method's own code runs here, on this object
+    alone, with a ``torch_int`` that leaves symbols as they are.
+    """
+    method = getattr(type(module), "interpolate_pos_encoding", None)
+    if not isinstance(method, types.FunctionType) or "torch_int" not in method.__globals__:
+        return
+    names = {**method.__globals__, "torch_int": _int_or_symbol}
+    own = types.FunctionType(
+        method.__code__, names, method.__name__, method.__defaults__, method.__closure__
+    )
+    own.__kwdefaults__ = method.__kwdefaults__
+    module.interpolate_pos_encoding = types.MethodType(own, module)  # type: ignore[assignment]
+
+
+def _int_or_symbol(value: Any) -> Any:
+    return value if isinstance(value, torch.SymInt) else int(value)

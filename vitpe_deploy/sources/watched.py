@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from vitpe_deploy.errors import SourceError, VitpeError
 from vitpe_deploy.request import ResampleOverride, Resolution
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, PositionFit
-from vitpe_deploy.sources.inspection import find_blocks, on_meta
+from vitpe_deploy.sources.inspection import find_blocks, without_data
 from vitpe_deploy.sources.observe import (
     TableResample,
     TableWatcher,
@@ -36,8 +37,9 @@ class WatchedModel(LoadedModel):
         """What is interpolated on the way to ``size``, seen on a copy without data."""
         facts = self.facts
         native = facts.native or Resolution(*(16 * d for d in facts.size_rule.divisor))
-        probe = size or facts.size_rule.nearby(native)[2]
-        calls = self._observed(probe)
+        rule = facts.sizes(symbolic=size is None)
+        probe = size or rule.nearby(native)[2]
+        calls = self._observed(probe, symbolic=size is None)
         kind = facts.encoding or "positions"
         if not calls:
             grid = facts.grid(probe)
@@ -48,16 +50,27 @@ class WatchedModel(LoadedModel):
             for c in calls
         )
 
-    def _observed(self, size: Resolution) -> list[TableResample]:
+    def _observed(self, size: Resolution, *, symbolic: bool) -> list[TableResample]:
         calls: list[TableResample] = []
 
         def note(call: TableResample) -> Tensor:
             calls.append(call)
             return torch_unchanged(call)
 
-        pixels = torch.empty(1, self.facts.channels, size.height, size.width, device="meta")
-        with torch.no_grad(), TableWatcher(pixels, note):
-            self.call(on_meta(self._pristine), pixels, self.facts.default_outputs)
+        module = self.fresh(size, symbolic=symbolic)
+        with without_data():
+            pixels = torch.empty(self.facts.input.shape(size, 1))
+            try:
+                with TableWatcher(pixels, note):
+                    self.call(module, pixels, self.facts.default_outputs)
+            except VitpeError:
+                raise
+            except Exception as problem:
+                lines = str(problem).strip().splitlines() or [type(problem).__name__]
+                raise SourceError(
+                    f"{self.facts.name} does not run at {size}: {lines[0][:200]}",
+                    hint="Only sizes that its library runs at can be exported.",
+                ) from problem
         return calls
 
     @contextmanager

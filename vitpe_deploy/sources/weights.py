@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,15 @@ def read_state_dict(path: Path) -> StateDict:
         SourceError: missing, damaged, pickled code inside, or no tensors.
     """
     if not path.is_file():
-        raise SourceError(f"--weights {path} does not exist")
+        raise SourceError(
+            f"--weights {path} is not a file", hint="Give a .safetensors file or a checkpoint."
+        )
     if path.suffix == ".safetensors":
         return StateDict(_read_safetensors(path), ())
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Checkpoints from before torch 1.6 are no zip archives and cannot be mapped.
+        mapped = zipfile.is_zipfile(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as problem:
         raise SourceError(
             f"--weights {path} is not a checkpoint of plain tensors: {_first_line(problem)}",
@@ -50,11 +55,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        tensors: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError, ValueError) as problem:
         raise SourceError(
             f"--weights {path} is not a safetensors file: {_first_line(problem)}"
         ) from problem
+    return tensors
 
 
 def _unwrap(content: Any, path: Path) -> StateDict:
@@ -84,14 +90,9 @@ def load_into(module: nn.Module, weights: StateDict, path: Path) -> tuple[str, .
     Raises:
         SourceError: lists missing and unexpected names and shapes that differ.
     """
-    tensors = dict(weights.tensors)
-    unwrapped = list(weights.unwrapped)
     expected = module.state_dict()
-    for prefix in _PREFIXES:
-        stripped = all(n.startswith(prefix) for n in tensors)
-        if stripped and not any(n.startswith(prefix) for n in expected):
-            tensors = {n.removeprefix(prefix): t for n, t in tensors.items()}
-            unwrapped.append(prefix)
+    tensors, prefixes = without_prefixes(weights.tensors, expected)
+    unwrapped = [*weights.unwrapped, *prefixes]
     problems = [
         *(f"missing {name}" for name in expected if name not in tensors),
         *(f"unexpected {name}" for name in tensors if name not in expected),
@@ -102,13 +103,34 @@ def load_into(module: nn.Module, weights: StateDict, path: Path) -> tuple[str, .
         ),
     ]
     if problems:
-        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        shown = "; ".join(problems[:8])
+        shown += f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise SourceError(
             f"--weights {path} does not fit the model: {shown}",
             hint="Weights must be of the model's native size; set --model-kwarg to match them.",
         )
     module.load_state_dict({n: t.to(expected[n].dtype) for n, t in tensors.items()})
     return tuple(unwrapped)
+
+
+def without_prefixes(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Take prefixes off that wrappers put before every name. Gives the tensors and the prefixes."""
+    named, prefixes = dict(tensors), []
+    while (prefix := _shared_prefix(named, expected)) is not None:
+        named = {n.removeprefix(prefix): t for n, t in named.items()}
+        prefixes.append(prefix)
+    return named, tuple(prefixes)
+
+
+def _shared_prefix(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """A wrapper's prefix that all given names carry and no expected one does."""
+    for prefix in _PREFIXES:
+        given = bool(tensors) and all(n.startswith(prefix) for n in tensors)
+        if given and not any(n.startswith(prefix) for n in expected):
+            return prefix
+    return None
 
 
 def _first_line(problem: BaseException) -> str:

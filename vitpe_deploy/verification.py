@@ -24,7 +24,7 @@ from vitpe_deploy.parity import (
     make_case,
 )
 from vitpe_deploy.progress import Progress, Silent
-from vitpe_deploy.request import ModelRequest, Resolution, SizeRange, Tolerance
+from vitpe_deploy.request import Dynamic, ModelRequest, Resolution, SizeRange, Tolerance
 from vitpe_deploy.results import LayerVerdict, ParityRow, VerifyReport
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run_verify(
     loaded = _load(manifest, against, shown)
     from vitpe_deploy.referee import Referee
 
-    referee = Referee(loaded, threads=options.threads)
+    referee = Referee(loaded, threads=options.threads, symbolic=Dynamic(manifest.dynamic).size)
     names = tuple(o.name for o in manifest.outputs)
     cases = _cases(manifest, options)
     known: dict[int, list[Outputs]] = {}
@@ -111,13 +111,11 @@ def _layers(
     right = outputs(case.size, case.inputs, names)  # type: ignore[operator]
     verdict = check_layers(target, case, right, names, tolerance, artifact=str(target.path))
     if verdict.first_failing_block is None:
-        text = f"layers {verdict.runtime}: all {len(verdict.rows)} blocks inside tolerance"
+        text = f"all {len(verdict.rows)} blocks inside tolerance"
     else:
-        text = (
-            f"layers {verdict.runtime}: first outside tolerance is "
-            f"block {verdict.first_failing_block}"
-        )
-    shown.line(text, good=verdict.first_failing_block is None)
+        text = f"first outside tolerance is block {verdict.first_failing_block}"
+    good = verdict.first_failing_block is None
+    shown.line(text, label=f"{verdict.runtime:<12} layers", good=good)
     return verdict
 
 
@@ -141,7 +139,7 @@ def pack(
     loaded = _load(manifest, against, shown)
     from vitpe_deploy.referee import Referee
 
-    referee = Referee(loaded, threads=options.threads)
+    referee = Referee(loaded, threads=options.threads, symbolic=Dynamic(manifest.dynamic).size)
     names = tuple(o.name for o in manifest.outputs)
     pairs = []
     for case in _cases(manifest, options):
@@ -228,12 +226,11 @@ def _cases(manifest: Manifest, options: VerifyOptions) -> list[ParityCase]:
         wanted = [(Resolution(*manifest.native_resolution), batch) for batch in batches]
     else:
         raise UsageError("the artifact has no preferred size", hint="Give --res.")
-    channels = manifest.inputs[0].shape[1]
     return [
         make_case(
             size,
             batch,
-            channels=channels if isinstance(channels, int) else 3,
+            layout=manifest.layout(),
             preprocess=manifest.preprocessing(),
             images=options.images,
         )
@@ -278,12 +275,14 @@ def _tolerance(manifest: Manifest, options: VerifyOptions) -> Tolerance:
 
 def _show(shown: Progress, row: ParityRow) -> None:
     size = "x".join(map(str, row.resolution or ()))
+    device = "" if row.device == "CPU" else f" {row.device}"
     found = row.problem or f"max rel {row.max_rel:.1e} (limit {row.limit:.0e})"
     needed = ""
     if not row.passed and row.limit_needed is not None:
         needed = f", would pass at --rtol {row.limit_needed:.1e}"
     shown.line(
-        f"{row.runtime:<12} {row.device} {size} b{row.batch} {row.output}: {found}{needed}",
+        f"{row.output}  {found}{needed}",
+        label=f"{row.runtime:<12} {size} b{row.batch}{device}",
         good=row.passed,
     )
 

@@ -1,0 +1,189 @@
+"""From Python's own types, or the command line's text, to a frozen request.
+
+Nothing here looks at the model: what only its facts can tell is decided when the export is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from vitpe_deploy.errors import UsageError
+from vitpe_deploy.request import (
+    DEFAULT_RTOL,
+    Dynamic,
+    ExportRequest,
+    Format,
+    ModelRequest,
+    Precision,
+    ResampleOverride,
+    Resolution,
+    SizeRange,
+    Target,
+    Tolerance,
+    VerifyRequest,
+    choose,
+    closest,
+)
+
+Size: TypeAlias = "Resolution | int | str | tuple[int, int]"
+
+KERNELS = ("bicubic", "bilinear")
+
+_LARGEST_SEED = 2**63 - 1
+"""torch's generators take 64 bits."""
+
+
+def make_request(
+    model: str = "vit_small_patch16_224",
+    resolution: Size | Sequence[Size] | None = None,
+    *,
+    dynamic: str = "none",
+    size_range: str | tuple[int, int, int] | None = None,
+    batch: int = 1,
+    encoding: str | None = None,
+    weights: str | Path | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    interpolation: str | None = None,
+    antialias: bool | None = None,
+    align_corners: bool | None = None,
+    outputs: Sequence[str] = (),
+    target: str = "ort",
+    formats: Sequence[str] = ("onnx",),
+    precision: str = "fp32",
+    opset: int = 20,
+    simplify: bool = True,
+    skip_passes: Sequence[str] = (),
+    allow_floor: bool = False,
+    verify: bool = True,
+    verify_resolutions: Sequence[Size] = (),
+    verify_passes: bool = False,
+    verify_layers: bool = False,
+    images: str | Path | None = None,
+    rtol: float | None = None,
+    atol: float = 0.0,
+    output_dir: str | Path = "out",
+    force: bool = False,
+    threads: int | None = None,
+) -> ExportRequest:
+    """The request that :func:`vitpe_deploy.export` carries out; same arguments.
+
+    Raises:
+        UsageError: a value that cannot be read or does not exist.
+    """
+    chosen = choose(Precision, precision, "--precision")
+    return ExportRequest(
+        model=model_request(
+            model,
+            encoding=encoding,
+            weights=weights,
+            kwargs=model_kwargs,
+            seed=seed,
+            resample=ResampleOverride(_interpolation(interpolation), antialias, align_corners),
+        ),
+        resolutions=_sizes(resolution),
+        dynamic=choose(Dynamic, dynamic, "--dynamic"),
+        size_range=_range(size_range),
+        batch=batch,
+        outputs=tuple(outputs),
+        target=choose(Target, target, "--target"),
+        formats=tuple(choose(Format, f, "--format") for f in dict.fromkeys(formats)),
+        precision=chosen,
+        opset=opset,
+        simplify=simplify,
+        skip_passes=tuple(skip_passes),
+        allow_floor=allow_floor,
+        verify=VerifyRequest(
+            enabled=verify,
+            resolutions=tuple(Resolution.from_any(s) for s in verify_resolutions),
+            images=None if images is None else Path(images),
+            layers=verify_layers,
+            passes=verify_passes,
+            tolerance=tolerance(DEFAULT_RTOL.get(chosen, 1e-2) if rtol is None else rtol, atol),
+        ),
+        output_dir=Path(output_dir),
+        force=force,
+        threads=thread_count(threads),
+    )
+
+
+def model_request(
+    model: str,
+    *,
+    encoding: str | None = None,
+    weights: str | Path | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    resample: ResampleOverride = ResampleOverride(),
+) -> ModelRequest:
+    """Which network, with which weights.
+
+    Raises:
+        UsageError: a seed that torch does not take.
+    """
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise UsageError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
+    return ModelRequest(
+        model=model,
+        encoding=encoding,
+        weights=None if weights is None else Path(weights),
+        kwargs=dict(kwargs or {}),
+        seed=seed,
+        resample=resample,
+    )
+
+
+def name_of(model: object) -> str:
+    """The MODEL string, or the class of a module."""
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def thread_count(threads: int | None) -> int | None:
+    """``threads`` as given.
+
+    Raises:
+        UsageError: below 1.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(
+            f"--threads must be at least 1, got {threads}",
+            hint="Leave it out to use every CPU this process may use.",
+        )
+    return threads
+
+
+def _sizes(resolution: Size | Sequence[Size] | None) -> tuple[Resolution, ...]:
+    if resolution is None:
+        return ()
+    if isinstance(resolution, list):
+        return tuple(Resolution.from_any(s) for s in resolution)
+    return (Resolution.from_any(resolution),)  # type: ignore[arg-type]
+
+
+def _range(value: str | tuple[int, int, int] | None) -> SizeRange | None:
+    if value is None:
+        return None
+    return SizeRange.parse(value) if isinstance(value, str) else SizeRange(*value)
+
+
+def _interpolation(value: str | None) -> str | None:
+    if value is not None and value not in KERNELS:
+        raise UsageError(
+            f"--interpolation {value!r} is not known",
+            hint=f"{closest(value, KERNELS)}Choose from: {', '.join(KERNELS)}.",
+        )
+    return value
+
+
+def tolerance(rtol: float, atol: float) -> Tolerance:
+    """Both as a tolerance.
+
+    Raises:
+        UsageError: negative, infinite or not a number.
+    """
+    for flag, number in (("--rtol", rtol), ("--atol", atol)):
+        if not number >= 0 or number == float("inf"):
+            raise UsageError(f"{flag} must be a number of at least 0, got {number}")
+    return Tolerance(rtol, atol)

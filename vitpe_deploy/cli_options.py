@@ -1,0 +1,393 @@
+"""The flags of the commands: names, help texts and how their text is split.
+
+Values are checked by the Python interface, so that both answer alike; here text only becomes
+lists and pairs. Imported by ``--help``, so nothing heavy may be imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from vitpe_deploy.errors import UsageError
+
+SIZE = "Size"
+POSITIONS = "Positions"
+CONTENT = "What comes out"
+HOW = "How"
+PROOF = "Proof"
+GENERAL = "General"
+MODEL = "Model"
+
+EXIT_CODES = (
+    "Exit codes: 0 fine; 1 failed; 2 usage; 3 parity outside tolerance (files are kept and "
+    "marked as failed); 130 interrupted."
+)
+
+
+def _value(panel: str, metavar: str, *names: str, text: str) -> Any:
+    """A flag that takes a value."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel)
+
+
+def _switch(panel: str, *names: str, text: str, count: bool = False) -> Any:
+    """A flag that is there or not, or is counted."""
+    return typer.Option(
+        *names, metavar="", help=text, rich_help_panel=panel, count=count, show_default=not count
+    )
+
+
+# The model
+ModelName: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A reference model, or hf:DIR_OR_ID for one of the transformers library.",
+    ),
+]
+Artifact: TypeAlias = Annotated[
+    Path, typer.Argument(help="An exported .onnx or .xml, or a .bundle.zip.")
+]
+Weights: TypeAlias = Annotated[
+    Path | None,
+    _value(
+        MODEL,
+        "FILE",
+        "--weights",
+        text="Safetensors or state dict of a reference model (default: random, by --seed).",
+    ),
+]
+ModelKwarg: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        MODEL,
+        "KEY=VALUE",
+        "--model-kwarg",
+        text="Option of its constructor; repeatable. Example: --model-kwarg depth=6",
+    ),
+]
+Against: TypeAlias = Annotated[
+    str | None,
+    _value(
+        MODEL,
+        "MODEL",
+        "--against",
+        text="Model to compare with (default: the manifest's). Example: --against hf:DIR",
+    ),
+]
+AgainstSeed: TypeAlias = Annotated[
+    int, _value(MODEL, "N", "--seed", text="Seed of random weights of --against.")
+]
+AgainstPe: TypeAlias = Annotated[
+    str | None, _value(MODEL, "NAME", "--pe", text="Encoding of --against (default: its own).")
+]
+
+# Size
+Res: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        SIZE,
+        "N|HxW",
+        "--res",
+        text="Pixels, height first, used exactly; repeatable (default: native). "
+        "Example: --res 384x512",
+    ),
+]
+DynamicDims: TypeAlias = Annotated[
+    str,
+    _value(SIZE, "WHICH", "--dynamic", text="Dimensions left symbolic: none, batch, size, all."),
+]
+ResRange: TypeAlias = Annotated[
+    str | None,
+    _value(
+        SIZE,
+        "RANGE",
+        "--res-range",
+        text="Bounds of a dynamic size, LOW:HIGH:STEP in pixels. Example: --res-range 224:1024:32",
+    ),
+]
+Batch: TypeAlias = Annotated[
+    int, _value(SIZE, "N", "--batch", text="Batch of a file whose batch is not dynamic.")
+]
+AllowFloor: TypeAlias = Annotated[
+    bool,
+    _switch(
+        SIZE,
+        "--allow-floor",
+        text="Accept sizes whose border pixels the model's library silently drops.",
+    ),
+]
+
+# Positions
+Pe: TypeAlias = Annotated[
+    str | None,
+    _value(
+        POSITIONS,
+        "NAME",
+        "--pe",
+        text="Encoding of a reference model (default: its own). Example: --pe sincos-2d",
+    ),
+]
+Interpolation: TypeAlias = Annotated[
+    str | None,
+    _value(
+        POSITIONS,
+        "KERNEL",
+        "--interpolation",
+        text="Resampling of tables: bicubic, bilinear (default: the source's rule).",
+    ),
+]
+Antialias: TypeAlias = Annotated[
+    bool | None,
+    _switch(
+        POSITIONS,
+        "--antialias/--no-antialias",
+        text="Widen the kernel when a table shrinks (default: the source's rule).",
+    ),
+]
+AlignCorners: TypeAlias = Annotated[
+    bool | None,
+    _switch(
+        POSITIONS,
+        "--align-corners/--no-align-corners",
+        text="Corner positions stay where they are (default: the source's rule).",
+    ),
+]
+
+# What comes out
+Outputs: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        CONTENT,
+        "NAMES",
+        "--outputs",
+        text="logits, pooled, cls, tokens, feature-map, block:K (default: the model's own). "
+        "Example: --outputs cls,block:6",
+    ),
+]
+
+# How
+TargetName: TypeAlias = Annotated[
+    str,
+    _value(
+        HOW,
+        "NAME",
+        "--target",
+        text="Whose kernels the graph is spelled for: ort, openvino, portable.",
+    ),
+]
+Formats: TypeAlias = Annotated[
+    list[str],
+    _value(HOW, "NAMES", "--format", text="onnx, openvino. Example: --format onnx,openvino"),
+]
+PrecisionName: TypeAlias = Annotated[
+    str, _value(HOW, "NAME", "--precision", text="Number format of weights and compute: fp32.")
+]
+Opset: TypeAlias = Annotated[int, _value(HOW, "N", "--opset", text="ONNX operator set, 18 to 23.")]
+Simplify: TypeAlias = Annotated[
+    bool, _switch(HOW, "--simplify/--no-simplify", text="Run onnxsim after the passes.")
+]
+SkipPass: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        HOW,
+        "NAME",
+        "--skip-pass",
+        text="Leave out one graph pass; repeatable. Example: --skip-pass constants",
+    ),
+]
+
+# Proof
+Verify: TypeAlias = Annotated[
+    bool,
+    _switch(
+        PROOF,
+        "--verify/--no-verify",
+        text="Compare files with PyTorch in every engine that can run them.",
+    ),
+]
+VerifyRes: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        PROOF,
+        "N|HxW",
+        "--verify-res",
+        text="Further size to verify a dynamic file at; repeatable. Example: --verify-res 512x256",
+    ),
+]
+VerifyPasses: TypeAlias = Annotated[
+    bool,
+    _switch(
+        PROOF, "--verify-passes", text="Also compare after each graph pass that changed something."
+    ),
+]
+VerifySizes: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        PROOF,
+        "N|HxW",
+        "--res",
+        text="Pixels, height first; repeatable (default: as at export). Example: --res 384x512",
+    ),
+]
+Runtimes: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        PROOF,
+        "NAMES",
+        "--runtime",
+        text="ort, openvino (default: all that can run the file). Example: --runtime ort",
+    ),
+]
+Device: TypeAlias = Annotated[
+    str,
+    _value(
+        PROOF,
+        "NAME",
+        "--device",
+        text="In the engine's own words. Example: --runtime openvino --device GPU",
+    ),
+]
+BundleFlag: TypeAlias = Annotated[
+    bool,
+    _switch(
+        PROOF,
+        "--bundle",
+        text="Pack ARTIFACT with PyTorch's outputs into ARTIFACT.bundle.zip, and check that.",
+    ),
+]
+Layers: TypeAlias = Annotated[
+    bool,
+    _switch(PROOF, "--layers", text="Also name the first block whose activations leave tolerance."),
+]
+Images: TypeAlias = Annotated[
+    Path | None,
+    _value(
+        PROOF,
+        "DIR",
+        "--images",
+        text="Pictures to compare on, besides noise and a structured picture.",
+    ),
+]
+Rtol: TypeAlias = Annotated[
+    float | None,
+    _value(
+        PROOF,
+        "X",
+        "--rtol",
+        text="Passes when max|error| <= atol + rtol * max|reference| (default: 1e-4).",
+    ),
+]
+Atol: TypeAlias = Annotated[float, _value(PROOF, "X", "--atol", text="See --rtol.")]
+StoredRtol: TypeAlias = Annotated[
+    float | None,
+    _value(
+        PROOF,
+        "X",
+        "--rtol",
+        text="Passes when max|error| <= atol + rtol * max|reference| (default: as at export).",
+    ),
+]
+StoredAtol: TypeAlias = Annotated[
+    float | None, _value(PROOF, "X", "--atol", text="See --rtol (default: as at export).")
+]
+
+# General
+OutputDir: TypeAlias = Annotated[
+    Path, _value(GENERAL, "DIR", "-o", "--output", text="Folder that files go to.")
+]
+BundleDir: TypeAlias = Annotated[
+    Path | None,
+    _value(
+        GENERAL, "DIR", "-o", "--output", text="Folder of the bundle (default: beside ARTIFACT)."
+    ),
+]
+Force: TypeAlias = Annotated[bool, _switch(GENERAL, "--force", text="Replace existing files.")]
+Seed: TypeAlias = Annotated[int, _value(GENERAL, "N", "--seed", text="Seed of random weights.")]
+Json: TypeAlias = Annotated[
+    bool,
+    _switch(GENERAL, "--json", text="One JSON document on stdout and nothing else, on errors too."),
+]
+DryRun: TypeAlias = Annotated[
+    bool,
+    _switch(GENERAL, "--dry-run", text="Print what would be written and verified; write nothing."),
+]
+Verbose: TypeAlias = Annotated[
+    int,
+    _switch(
+        GENERAL,
+        "-v",
+        "--verbose",
+        text="-v also shows what passes left alone and why, -vv also tracebacks.",
+        count=True,
+    ),
+]
+VerifyVerbose: TypeAlias = Annotated[
+    int,
+    _switch(
+        GENERAL,
+        "-v",
+        "--verbose",
+        text="-v also shows blocks that cannot be compared, -vv also tracebacks.",
+        count=True,
+    ),
+]
+Quiet: TypeAlias = Annotated[
+    bool, _switch(GENERAL, "-q", "--quiet", text="Only errors and the final result.")
+]
+Threads: TypeAlias = Annotated[
+    int | None,
+    _value(
+        GENERAL,
+        "N",
+        "--threads",
+        text="Threads of every engine (default: the CPUs this process may use).",
+    ),
+]
+
+
+def words(values: Iterable[str] | None, flag: str) -> tuple[str, ...]:
+    """``["a, b", "c"]`` -> ``("a", "b", "c")``.
+
+    Raises:
+        UsageError: values were given and all of them are empty.
+    """
+    given = list(values or ())
+    found = tuple(word for text in given for part in text.split(",") if (word := part.strip()))
+    if given and not found:
+        raise UsageError(f"{flag} names nothing", hint=f"Leave {flag} out, or give it a value.")
+    return found
+
+
+def pairs(values: Iterable[str] | None, flag: str) -> dict[str, str]:
+    """``["depth=2"]`` -> ``{"depth": "2"}``.
+
+    Raises:
+        UsageError: no ``=``, no key, or one key twice.
+    """
+    found: dict[str, str] = {}
+    for text in values or ():
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise UsageError(
+                f"{flag} {text!r} is not KEY=VALUE", hint=f"For example {flag} num_classes=10."
+            )
+        if key in found:
+            raise UsageError(f"{flag} gives {key!r} twice")
+        found[key] = value.strip()
+    return found
+
+
+def verbosity(verbose: int, quiet: bool) -> int:
+    """-1 for ``-q``, else the number of ``-v``.
+
+    Raises:
+        UsageError: both.
+    """
+    if quiet and verbose:
+        raise UsageError("-q contradicts -v", hint="Leave one of them out.")
+    return -1 if quiet else verbose

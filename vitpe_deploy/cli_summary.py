@@ -1,0 +1,172 @@
+"""What the commands print on stdout for people: path, size, verdict, and what to paste next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exporters.plan import Plan, PlannedGraph
+    from vitpe_deploy.request import ExportRequest
+    from vitpe_deploy.results import ExportReport, ParityRow, VerifyReport
+    from vitpe_deploy.sources.base import ModelFacts
+
+_SLACK = 1.05
+"""A suggested tolerance is a little above the difference that was found."""
+
+
+def header(request: ExportRequest, facts: ModelFacts, plan: Plan) -> str:
+    """``vitpe-export  <model>  <encoding>  <size>  fp32  opset 20``."""
+    if request.dynamic.size:
+        sizes = f"dynamic {request.dynamic}"
+        sizes += f" {request.size_range}" if request.size_range is not None else ""
+    else:
+        sizes = ",".join(str(graph.size) for graph in plan.graphs)
+        sizes += "  dynamic batch" if request.dynamic.batch else ""
+    batch = "" if request.batch == 1 else f"  batch {request.batch}"
+    target = "" if request.target.value == "ort" else f"  {request.target}"
+    encoding = facts.encoding or "its own positions"
+    return (
+        f"vitpe-export  {facts.spec}  {encoding}  {sizes}{batch}  {request.precision}"
+        f"  opset {request.opset}{target}"
+    )
+
+
+def export_summary(report: ExportReport) -> str:
+    """The last lines of an export."""
+    lines = []
+    for record in report.artifacts:
+        rows = [r for r in report.parity if r.artifact == record.path]
+        failed = [v for v in report.layers if v.artifact == record.path and _fails(v)]
+        lines.append(
+            f"{record.path}  {_megabytes(record.size_bytes)}  {_verdict(rows, bool(failed))}"
+        )
+    lines.append(f"weights: {report.weights}")
+    first = report.artifacts[0].path
+    if report.verdict == "failed":
+        lines += _next(_after_failure(first, report.parity))
+    else:
+        command = f"vitpe-verify {_quoted(first)}"
+        lines += _next((command, f"{command} --bundle"))
+    return "\n".join(lines)
+
+
+def verify_summary(report: VerifyReport, *, bundle: bool) -> str:
+    """The last lines of a verification."""
+    size = _megabytes(Path(report.artifact).stat().st_size)
+    failed = any(_fails(v) for v in report.layers)
+    against = "stored outputs of PyTorch" if report.reference == "stored" else "PyTorch"
+    lines = [
+        f"{report.artifact}  {size}  {_verdict(report.parity, failed)}",
+        f"against: {against} ({report.model})",
+    ]
+    quoted = _quoted(report.artifact)
+    if report.verdict == "failed" and not bundle:
+        lines += _next(_after_failure(report.artifact, report.parity))
+    elif report.verdict == "failed":
+        lines += _next(_looser(quoted, report.parity))
+    elif bundle:
+        lines += _next((f"vitpe-verify {quoted}",))
+    else:
+        lines += _next((f"vitpe-verify {quoted} --layers", f"vitpe-verify {quoted} --bundle"))
+    return "\n".join(lines)
+
+
+def plan_document(request: ExportRequest, facts: ModelFacts, plan: Plan) -> dict[str, Any]:
+    """The ``vitpe.plan/1`` document of ``--dry-run``."""
+    from exporters.plan import engines_for
+
+    files = []
+    for graph in plan.graphs:
+        for kind in request.formats:
+            names = graph.file_names(kind, request.target)
+            engines = engines_for(kind, request.verify.runtimes)
+            files.append(
+                {
+                    "paths": [str(request.output_dir / name) for name in names],
+                    "format": kind.value,
+                    "resolution": None if graph.size is None else graph.size.as_list(),
+                    "verify": _planned_proof(graph, engines) if request.verify.enabled else [],
+                }
+            )
+    return {
+        "schema": "vitpe.plan/1",
+        "model": facts.spec,
+        "encoding": facts.encoding,
+        "dynamic": request.dynamic.value,
+        "precision": request.precision.value,
+        "opset": request.opset,
+        "outputs": list(plan.outputs),
+        "files": files,
+    }
+
+
+def plan_summary(document: dict[str, Any]) -> str:
+    """A ``vitpe.plan/1`` document in words."""
+    lines = [f"outputs: {', '.join(document['outputs'])}"]
+    for file in document["files"]:
+        lines += [f"would write   {path}" for path in file["paths"]]
+        for case in file["verify"]:
+            height, width = case["resolution"]
+            lines.append(
+                f"would verify  {height}x{width} batch {case['batch']}  "
+                f"in {', '.join(case['runtimes'])}"
+            )
+        if not file["verify"]:
+            lines.append("would verify  nothing (--no-verify)")
+    lines.append("Nothing was written: --dry-run.")
+    return "\n".join(lines)
+
+
+def _planned_proof(graph: PlannedGraph, engines: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"resolution": size.as_list(), "batch": batch, "runtimes": list(engines)}
+        for size, batch in graph.cases
+    ]
+
+
+def _verdict(rows: Sequence[ParityRow], layers_failed: bool) -> str:
+    if not rows:
+        return "not verified"
+    good = all(r.passed for r in rows) and not layers_failed
+    engines = ", ".join(dict.fromkeys(r.runtime for r in rows))
+    differences = [r.max_rel for r in rows if r.max_rel is not None]
+    worst = f"max rel {max(differences):.1e}" if len(differences) == len(rows) else "not comparable"
+    return f"{'passed' if good else 'FAILED'}  {worst} (limit {rows[0].limit:.0e}) in {engines}"
+
+
+def _fails(verdict: Any) -> bool:
+    return verdict.first_failing_block is not None
+
+
+def _after_failure(artifact: str, rows: Sequence[ParityRow]) -> tuple[str, ...]:
+    from vitpe_deploy.manifest import read_manifest
+
+    quoted = _quoted(artifact)
+    layers: tuple[str, ...] = ()
+    if read_manifest(Path(artifact)).layer_values:
+        layers = (f"vitpe-verify {quoted} --layers",)
+    return (*layers, *_looser(quoted, rows))
+
+
+def _looser(quoted: str, rows: Sequence[ParityRow]) -> tuple[str, ...]:
+    """The verification that would pass, when it is only a matter of tolerance."""
+    needed = [r.limit_needed for r in rows]
+    if not needed or any(n is None for n in needed):
+        return (f"vitpe-verify {quoted}",)
+    enough = _SLACK * max(n for n in needed if n is not None)
+    return (f"vitpe-verify {quoted} --rtol {enough:.1e}",)
+
+
+def _next(commands: Sequence[str]) -> list[str]:
+    return [("Next: " if k == 0 else "      ") + command for k, command in enumerate(commands)]
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _quoted(path: str) -> str:
+    return shlex.quote(path)
