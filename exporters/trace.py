@@ -31,7 +31,7 @@ from vitpe_deploy.encodings.resample import (
     resample_grid_in_graph,
     resample_rows_in_graph,
 )
-from vitpe_deploy.errors import ExportFailedError
+from vitpe_deploy.errors import ExportFailedError, VitpeError
 from vitpe_deploy.request import Dynamic, ResampleOverride, Resolution
 from vitpe_deploy.sources.base import BLOCK, LoadedModel
 from vitpe_deploy.sources.observe import TableResample, TableWatcher
@@ -242,6 +242,8 @@ def _export(
         cause: BaseException = problem
         while cause.__cause__ is not None:
             cause = cause.__cause__
+        if isinstance(cause, VitpeError):  # an encoding refused, with its own reason
+            raise cause from problem
         lines = [line for line in str(cause).strip().splitlines() if line.strip()]
         reason = lines[0][:300] if lines else type(cause).__name__
         raise ExportFailedError(

@@ -111,7 +111,8 @@ def test_a_typo_gets_the_closest_match(
 def test_a_typo_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     block = refused(cli.main, "exprot", capsys)
     assert block == (
-        "error: there is no command 'exprot'. Did you mean 'export'? Choose from: export, verify."
+        "error: there is no command 'exprot'. Did you mean 'export'? "
+        "Choose from: export, verify, plot."
     )
 
 

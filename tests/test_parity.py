@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitpe_deploy.inputs import ImageInput
 from vitpe_deploy.parity import compare, make_case
 from vitpe_deploy.request import Resolution, Tolerance
 
@@ -77,5 +78,5 @@ def test_case_has_distinct_items_in_every_batch() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_case_has_the_channels_of_the_model(channels: int) -> None:
-    case = make_case(Resolution(16, 16), 1, channels=channels)
+    case = make_case(Resolution(16, 16), 1, layout=ImageInput(channels))
     assert all(x.shape == (1, channels, 16, 16) for x in case.inputs)

@@ -49,6 +49,7 @@ def export(
     interpolation: str | None = None,
     antialias: bool | None = None,
     align_corners: bool | None = None,
+    max_length: int | None = None,
     outputs: Sequence[str] = (),
     target: str = "ort",
     formats: Sequence[str] = ("onnx",),
@@ -84,6 +85,7 @@ def export(
         interpolation: bicubic or bilinear in place of the source's own rule.
         antialias: in place of the source's own rule.
         align_corners: in place of the source's own rule.
+        max_length: longest text of a text tower; learned positions are cut or stretched to it.
         outputs: logits, pooled, cls, tokens, feature-map, block:k; the model's own when empty.
         target: whose kernels the graph is spelled for: ort, openvino, portable.
         formats: onnx, openvino.
@@ -123,6 +125,7 @@ def export(
         interpolation=interpolation,
         antialias=antialias,
         align_corners=align_corners,
+        max_length=max_length,
         outputs=outputs,
         target=target,
         formats=formats,
@@ -206,6 +209,7 @@ def verify(
     model_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     resolutions: Sequence[Size] = (),
+    batches: Sequence[int] = (),
     runtimes: Sequence[str] | None = None,
     device: str = "CPU",
     images: str | Path | None = None,
@@ -225,6 +229,7 @@ def verify(
         model_kwargs: options of the constructor of ``against``.
         seed: seed of random weights of ``against``.
         resolutions: sizes; those verified at export when empty.
+        batches: batches at each of ``resolutions``; those of the export when empty.
         runtimes: onnxruntime, openvino; all that can run the file for None.
         device: in the engine's own words.
         images: folder of pictures to verify with, besides noise and a structured picture.
@@ -239,7 +244,9 @@ def verify(
     """
     from vitpe_deploy.verification import run_verify
 
-    options = _verify_options(resolutions, runtimes, device, images, layers, rtol, atol, threads)
+    options = _verify_options(
+        resolutions, runtimes, device, images, layers, rtol, atol, threads, tuple(batches)
+    )
     source = _against(against, encoding, weights, model_kwargs, seed, options.resolutions)
     return run_verify(Path(artifact), options, against=source, progress=progress)
 
@@ -357,6 +364,7 @@ def _verify_options(
     rtol: float | None,
     atol: float | None,
     threads: int | None,
+    batches: tuple[int, ...] = (),
 ) -> VerifyOptions:
     from vitpe_deploy.verification import VerifyOptions
 
@@ -370,6 +378,7 @@ def _verify_options(
         rtol=rtol,
         atol=atol,
         threads=thread_count(threads),
+        batches=batches,
     )
 
 

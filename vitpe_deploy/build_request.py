@@ -49,6 +49,7 @@ def make_request(
     interpolation: str | None = None,
     antialias: bool | None = None,
     align_corners: bool | None = None,
+    max_length: int | None = None,
     outputs: Sequence[str] = (),
     target: str = "ort",
     formats: Sequence[str] = ("onnx",),
@@ -81,6 +82,7 @@ def make_request(
             weights=weights,
             kwargs=model_kwargs,
             seed=seed,
+            max_length=max_length,
             resample=ResampleOverride(_interpolation(interpolation), antialias, align_corners),
         ),
         resolutions=_sizes(resolution),
@@ -117,6 +119,7 @@ def model_request(
     kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     resample: ResampleOverride = ResampleOverride(),
+    max_length: int | None = None,
 ) -> ModelRequest:
     """Which network, with which weights.
 
@@ -132,6 +135,7 @@ def model_request(
         kwargs=dict(kwargs or {}),
         seed=seed,
         resample=resample,
+        max_length=max_length,
     )
 
 

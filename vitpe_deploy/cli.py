@@ -1,7 +1,7 @@
 """The commands: flags in, the Python interface called, a report out.
 
-``vitpe`` has the commands as sub-commands; ``vitpe-export`` and ``vitpe-verify`` are the same
-functions under their own names. Nothing heavy is imported before it is needed, so that ``--help``
+``vitpe`` has the commands as sub-commands; ``vitpe-export``, ``vitpe-verify`` and ``vitpe-plot``
+are the same functions under their own names. Nothing heavy is imported before it is needed, so that ``--help``
 and refusals are instant.
 """
 
@@ -17,6 +17,7 @@ import typer
 from vitpe_deploy import __version__
 from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_boundary import Outcome, run_app, stdout_for_results
+from vitpe_deploy.cli_plot import plot_command
 from vitpe_deploy.console import Console
 from vitpe_deploy.errors import ParityError, UsageError
 
@@ -54,6 +55,7 @@ def export(
     interpolation: o.Interpolation = None,
     antialias: o.Antialias = None,
     align_corners: o.AlignCorners = None,
+    max_length: o.MaxLength = None,
     outputs: o.Outputs = None,
     target: o.TargetName = "ort",
     formats: o.Formats = ["onnx"],  # noqa: B006  typer reads the default, nothing changes it
@@ -102,6 +104,7 @@ def export(
         interpolation=interpolation,
         antialias=antialias,
         align_corners=align_corners,
+        max_length=max_length,
         outputs=o.words(outputs, "--outputs"),
         target=target,
         formats=o.words(formats, "--format"),
@@ -146,6 +149,7 @@ def verify(
     model_kwarg: o.ModelKwarg = None,
     seed: o.AgainstSeed = 0,
     res: o.VerifySizes = None,
+    batch: o.VerifyBatch = None,
     runtime: o.Runtimes = None,
     device: o.Device = "CPU",
     bundle: o.BundleFlag = False,
@@ -171,6 +175,8 @@ def verify(
     level = o.verbosity(verbose, quiet)
     if bundle and layers:
         raise UsageError("--layers contradicts --bundle", hint="A bundle holds whole outputs.")
+    if bundle and batch:
+        raise UsageError("--batch contradicts --bundle", hint="Leave it out.")
     if not bundle and (output is not None or force):
         raise UsageError("--output and --force are for --bundle", hint="Add --bundle.")
     from vitpe_deploy import api
@@ -197,7 +203,7 @@ def verify(
             console.note(f"packed {path}")
             model, sizes, images = {}, (), None
         report = api.verify(
-            path, **model, resolutions=sizes, runtimes=engines, device=device, images=images,
+            path, **model, resolutions=sizes, batches=batch or (), runtimes=engines, device=device, images=images,
             layers=layers, rtol=rtol, atol=atol, threads=threads, progress=console,
         )  # fmt: skip
         for verdict in report.layers:
@@ -228,7 +234,11 @@ def _app(*commands: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog=o.EXIT_CODES,
     )
-    known: dict[str, Callable[..., Outcome]] = {"export": export, "verify": verify}
+    known: dict[str, Callable[..., Outcome]] = {
+        "export": export,
+        "verify": verify,
+        "plot": plot_command,
+    }
     for name in commands:
         app.command(name, epilog=o.EXIT_CODES)(known[name])
     return app
@@ -241,13 +251,13 @@ def _vitpe(
     """Vision Transformers with any positional encoding, at any size, to ONNX and OpenVINO."""
     del version
     if context.invoked_subcommand is None:
-        raise UsageError("no command was given", hint="Choose from: export, verify.")
+        raise UsageError("no command was given", hint="Choose from: export, verify, plot.")
     return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``vitpe``. Gives the exit code."""
-    app = _app("export", "verify")
+    app = _app("export", "verify", "plot")
     app.callback(invoke_without_command=True)(_vitpe)
     return run_app(app, "vitpe", argv)
 
@@ -260,3 +270,8 @@ def export_main(argv: Sequence[str] | None = None) -> int:
 def verify_main(argv: Sequence[str] | None = None) -> int:
     """``vitpe-verify``. Gives the exit code."""
     return run_app(_app("verify"), "vitpe-verify", argv)
+
+
+def plot_main(argv: Sequence[str] | None = None) -> int:
+    """``vitpe-plot``. Gives the exit code."""
+    return run_app(_app("plot"), "vitpe-plot", argv)

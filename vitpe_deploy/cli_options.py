@@ -98,7 +98,7 @@ Res: TypeAlias = Annotated[
 ]
 DynamicDims: TypeAlias = Annotated[
     str,
-    _value(SIZE, "WHICH", "--dynamic", text="Dimensions left symbolic: none, batch, size, all."),
+    _value(SIZE, "WHICH", "--dynamic", text="Dimensions left symbolic: none, batch, size, length, all."),
 ]
 ResRange: TypeAlias = Annotated[
     str | None,
@@ -111,6 +111,21 @@ ResRange: TypeAlias = Annotated[
 ]
 Batch: TypeAlias = Annotated[
     int, _value(SIZE, "N", "--batch", text="Batch of a file whose batch is not dynamic.")
+]
+VerifyBatch: TypeAlias = Annotated[
+    list[int] | None,
+    _value(
+        SIZE, "N", "--batch", text="Batch to verify at, repeatable (default: those of the export)."
+    ),
+]
+MaxLength: TypeAlias = Annotated[
+    int | None,
+    _value(
+        POSITIONS,
+        "N",
+        "--max-length",
+        text="Longest text of a text tower: up to its positions, or 248 to stretch 77 of them.",
+    ),
 ]
 AllowFloor: TypeAlias = Annotated[
     bool,

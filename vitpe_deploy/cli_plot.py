@@ -61,7 +61,22 @@ Head: TypeAlias = Annotated[
 Formats: TypeAlias = Annotated[
     list[str],
     typer.Option(
-        "--format", metavar="NAMES", help="svg, png.", rich_help_panel=PICTURE
+        "--format",
+        metavar="NAMES",
+        help="svg, png. Example: --format svg,png",
+        rich_help_panel=PICTURE,
+    ),
+]
+Verbose: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "-v",
+        "--verbose",
+        metavar="",
+        help="-vv shows tracebacks.",
+        count=True,
+        show_default=False,
+        rich_help_panel=o.GENERAL,
     ),
 ]
 Sizes: TypeAlias = Annotated[
@@ -91,7 +106,7 @@ def plot_command(
     force: o.Force = False,
     seed: o.Seed = 0,
     as_json: o.Json = False,
-    verbose: o.Verbose = 0,
+    verbose: Verbose = 0,
     quiet: o.Quiet = False,
 ) -> Outcome:
     """Draw positions: how alike they are, what they add to attention, how fast they turn.

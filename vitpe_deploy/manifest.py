@@ -77,7 +77,9 @@ class Manifest(Value):
         source: how to build the PyTorch model again; null for a module passed in from Python.
         resolution: null when height and width are symbolic.
         verified_resolutions: every size with a parity row.
+        labels: names of the classes in the order of the logits; empty when not known.
         layer_values: values of the graph that hold block outputs, for ``--layers``.
+        kept_tokens: start and end of the tokens that the last block computes, when not all.
     """
 
     model_config = ConfigDict(
@@ -110,7 +112,9 @@ class Manifest(Value):
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
     layer_values: tuple[str, ...] = ()
+    kept_tokens: tuple[int, int] | None = None
     preprocess: dict[str, Any]
+    labels: tuple[str, ...] = ()
     input_layout: dict[str, Any]
     tolerance: dict[str, float]
     verdict: Verdict

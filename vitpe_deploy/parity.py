@@ -223,6 +223,13 @@ def _limit_needed(tolerance: Tolerance, result: Comparison) -> float | None:
     return max(0.0, result.max_abs - tolerance.atol) / result.largest
 
 
+def _kept(right: Array, given: Array, kept_tokens: tuple[int, int] | None) -> Array:
+    """The reference [B, N, D] at the tokens that a shortened block computes."""
+    if kept_tokens is None or right.ndim != 3 or right.shape == given.shape:
+        return right
+    return right[:, kept_tokens[0] : kept_tokens[1]]
+
+
 def check_layers(
     target: Target,
     case: ParityCase,
@@ -231,6 +238,7 @@ def check_layers(
     tolerance: Tolerance,
     *,
     artifact: str,
+    kept_tokens: tuple[int, int] | None = None,
 ) -> LayerVerdict:
     """Compare the activations after each block and name the first outside tolerance.
 
@@ -241,6 +249,7 @@ def check_layers(
         layers: names of the blocks in order, as values of the graph.
         tolerance: what is allowed.
         artifact: how rows name the file.
+        kept_tokens: tokens that a block still computes when it does not compute all.
     """
     resolution = (case.size.height, case.size.width)
     rows: list[LayerRow] = []
@@ -258,7 +267,8 @@ def check_layers(
     with runtime:
         given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
         for name in layers:
-            result = compare([o[name] for o in expected], [o[name] for o in given], classes=False)
+            right = [_kept(o[name], g[name], kept_tokens) for o, g in zip(expected, given, strict=True)]
+            result = compare(right, [o[name] for o in given], classes=False)
             if result.problem is not None and result.problem.startswith("shape"):
                 skipped.append(f"{name}: {result.problem}")
                 continue

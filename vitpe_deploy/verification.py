@@ -43,6 +43,7 @@ class VerifyOptions:
     rtol: float | None = None
     atol: float | None = None
     threads: int | None = None
+    batches: tuple[int, ...] = ()
 
 
 def run_verify(
@@ -109,7 +110,15 @@ def _layers(
             hint="Its model has no recognisable stack of blocks.",
         )
     right = outputs(case.size, case.inputs, names)  # type: ignore[operator]
-    verdict = check_layers(target, case, right, names, tolerance, artifact=str(target.path))
+    verdict = check_layers(
+        target,
+        case,
+        right,
+        names,
+        tolerance,
+        artifact=str(target.path),
+        kept_tokens=manifest.kept_tokens,
+    )
     if verdict.first_failing_block is None:
         text = f"all {len(verdict.rows)} blocks inside tolerance"
     else:
@@ -156,6 +165,7 @@ def _verify_bundle(
         ("--layers", options.layers),
         ("--images", options.images is not None),
         ("--res", bool(options.resolutions)),
+        ("--batch", bool(options.batches)),
     ):
         if given:
             raise UsageError(
@@ -211,10 +221,11 @@ def _load(manifest: Manifest, against: Source | None, shown: Progress) -> Loaded
 def _cases(manifest: Manifest, options: VerifyOptions) -> list[ParityCase]:
     """Inputs at the sizes asked for, else at those that were verified before."""
     wanted: list[tuple[Resolution, int]] = []
-    batches = (1, 2) if manifest.batch is None else (manifest.batch,)
+    batches = _batches(manifest, options)
     static = manifest.size()
-    if options.resolutions:
-        for size in options.resolutions:
+    if options.resolutions or options.batches:
+        sizes = options.resolutions or _known_sizes(manifest)
+        for size in sizes:
             _check_size(manifest, size)
             wanted += [(size, batch) for batch in batches]
     elif manifest.parity:
@@ -236,6 +247,30 @@ def _cases(manifest: Manifest, options: VerifyOptions) -> list[ParityCase]:
         )
         for size, batch in wanted
     ]
+
+
+def _known_sizes(manifest: Manifest) -> tuple[Resolution, ...]:
+    """Sizes of the export's own proof."""
+    found = [Resolution(*r.resolution) for r in manifest.parity if r.resolution]
+    native = manifest.resolution or manifest.native_resolution
+    return tuple(dict.fromkeys(found)) or ((Resolution(*native),) if native else ())
+
+
+def _batches(manifest: Manifest, options: VerifyOptions) -> tuple[int, ...]:
+    """Batches asked for, else those of an export.
+
+    Raises:
+        UsageError: the artifact takes one batch alone, and not this one.
+    """
+    if not options.batches:
+        return (1, 2) if manifest.batch is None else (manifest.batch,)
+    for batch in options.batches:
+        if batch < 1 or manifest.batch not in (None, batch):
+            raise UsageError(
+                f"--batch {batch}: {manifest.files[0]} takes batch {manifest.batch or 'from 1'}",
+                hint="Export it again with --dynamic batch or all.",
+            )
+    return options.batches
 
 
 def _check_size(manifest: Manifest, size: Resolution) -> None:

@@ -35,10 +35,17 @@ class PassContext:
 
 @dataclass(slots=True)
 class PassOutcome:
-    """What one pass did."""
+    """What one pass did.
+
+    Attributes:
+        changed: how many places.
+        refused: candidates left alone.
+        facts: what later steps must know of it.
+    """
 
     changed: int = 0
     refused: list[Refusal] = field(default_factory=list)
+    facts: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def refuse(self, node: ir.Node, reason: str) -> None:
         """Note a candidate that was left alone."""
@@ -100,7 +107,12 @@ def insert_before(anchor: ir.Node, nodes: Iterable[ir.Node]) -> None:
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Let every reader of ``old``, graph outputs included, read ``new``."""
+    """Let every reader of ``old`` read ``new``; as an output of the graph it keeps its name."""
+    if old.is_graph_output():
+        name, old.name = old.name, f"{old.name}_replaced"
+        new.name = name
+        if new.shape is None:
+            new.shape = old.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 

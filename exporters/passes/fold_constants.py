@@ -46,6 +46,9 @@ class FoldConstants(GraphPass):
             arrays = _constant_inputs(node)
             if arrays is None:
                 continue
+            if any(value.is_graph_output() for value in node.outputs):
+                outcome.refuse(node, "an output of the graph stays a node")
+                continue
             if node.op_type in _KEPT:
                 outcome.refuse(node, f"{node.op_type} of a constant only makes the file larger")
                 continue

@@ -47,7 +47,8 @@ def test_svg_says_model_encoding_and_grids(seen, tmp_path, encoding, kind):
     assert f"vit_tiny_patch16_224: {encoding} positions" in words
     assert "grid 6x6 (96x96 px), native" in words
     assert "grid 9x9 (144x144 px)" in words
-    assert "channel pair" in words if kind == "frequencies" else ("row" in words or "token" in words)
+    axis = {"frequencies": "channel pair", "matrix": "token"}.get(kind, "patch row")
+    assert axis in words
     assert "<dc:date>" not in path.read_text()
 
 

@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from vitpe_deploy.encodings.base import EncodingSpec
 from vitpe_deploy.encodings.relative_index import grid_index
 from vitpe_deploy.errors import SizeError, UnsupportedError, UsageError
 from vitpe_deploy.models.presets import SWIN_PRESETS, VIDEO_PRESETS
 from vitpe_deploy.models.swin import SwinTransformer
 from vitpe_deploy.models.video import VideoTransformer
-from vitpe_deploy.models.vit import VisionTransformer
 from vitpe_deploy.plot import positions
 from vitpe_deploy.plot.meetings import Meeting, positions_among
 from vitpe_deploy.plot.prepare import _model_reader
@@ -26,8 +24,8 @@ TINY = {"image_size": 96, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_clas
 
 
 def network(encoding=None, **options):
-    from vitpe_deploy.sources import open_source
     from vitpe_deploy.build_request import model_request
+    from vitpe_deploy.sources import open_source
 
     request = model_request(MODEL, encoding=encoding, kwargs={**TINY, **options})
     return open_source(request).load().fresh()
@@ -256,6 +254,55 @@ def test_transformers_model(tmp_path):
     assert after.note == "bicubic"
 
 
+def test_timm_table_at_another_size():
+    import timm
+
+    name = "vit_tiny_patch16_224"
+    kwargs = {"depth": 1, "embed_dim": 24, "num_heads": 2}
+    plot = positions(
+        f"timm:{name}", model_kwargs=kwargs, kind="matrix", resolutions=["160x256"], seed=3
+    )
+    torch.manual_seed(3)
+    native = timm.create_model(name, **kwargs)
+    table = native.pos_embed.detach()[0]
+    picture = table[1:].T.reshape(1, 24, 14, 14)
+    resampled = torch.nn.functional.interpolate(
+        picture, (10, 16), mode="bicubic", antialias=True
+    )
+    rows = torch.cat([table[:1], resampled[0].flatten(1).T])
+    np.testing.assert_allclose(plot.panels[0].values, cosine(table), atol=1e-5)
+    np.testing.assert_allclose(plot.panels[1].values, cosine(rows), atol=1e-5)
+
+
+def test_timm_rotation_is_dinov3s_closed_form():
+    plot = positions("timm:vit_small_patch16_dinov3", model_kwargs={"depth": 1})
+    (panel,) = plot.panels
+    period = 100.0 ** (4 * np.arange(16) / 64)
+    right = 2 * np.pi * (2 / 16) / period  # coordinates lie 2/16 apart
+    np.testing.assert_allclose(panel.steps[:16, 0], right, rtol=1e-4)
+    np.testing.assert_allclose(panel.steps[16:, 1], right, rtol=1e-4)
+    assert plot.kind == "frequencies"
+
+
+def test_timm_decomposed_tables():
+    import timm
+
+    name, kwargs = "samvit_base_patch16_224", {"depth": 1, "embed_dim": 24, "num_heads": 2}
+    (panel,) = positions(f"timm:{name}", model_kwargs=kwargs, query=(0, 0)).panels
+    assert panel.values.shape == (1, 14, 14)
+    module = timm.create_model(name, **kwargs).eval()
+    torch.nn.init.normal_(module.blocks[0].attn.rel_pos_h)
+    torch.nn.init.normal_(module.blocks[0].attn.rel_pos_w)
+    (panel,) = positions(module, query=(3, 5), resolutions=[224]).panels
+    right = module.blocks[0].attn.rel_pos_h[13 + 3 - 9] + module.blocks[0].attn.rel_pos_w[13 + 5]
+    assert panel.values[0, 9, 0] == pytest.approx(float(right.detach().norm()), rel=1e-5)
+
+
+def test_a_bias_of_zeros_is_still_a_bias():
+    found = positions_among([Meeting("attend", np.zeros((1, 2, 10, 10)))], (3, 3))
+    assert len(found.biases) == 1
+
+
 def test_masks_and_weights_are_no_positions():
     n = 10  # 1 prefix, 3x3
     causal = np.triu(np.full((1, 1, n, n), -np.inf), k=1)
@@ -296,7 +343,3 @@ def test_repeated_rotary_columns_are_one_pair():
         np.testing.assert_array_equal(turn.cos[0], np.cos(angle))
         np.testing.assert_array_equal(turn.sin[0], np.sin(angle))
 
-
-def test_spec_of_the_reference_is_what_the_reader_sees():
-    assert isinstance(network().encoding.spec, EncodingSpec)
-    assert isinstance(network(), VisionTransformer)

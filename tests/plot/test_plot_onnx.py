@@ -118,6 +118,18 @@ def test_somebody_elses_dynamic_file_with_a_resize(tmp_path):
         positions(path)
 
 
+def test_trained_file_of_somebody_else(make_dinov2, dinov2_dir):
+    """DINOv2-small as published: 37x37 positions, resized in the graph, equal transformers' own."""
+    (found,) = positions(make_dinov2.onnx_path(), kind="matrix").panels
+    right = positions(f"hf:{dinov2_dir}", kind="matrix", resolutions=[224]).panels[1]
+    assert (found.grid, found.prefix_tokens) == ((16, 16), 1)
+    assert found.note == "as in the file"
+    np.testing.assert_allclose(found.values, right.values, atol=1e-4)
+    # Trained positions say where they are: neighbours are alike, far ones are not.
+    maps = found.values[1:, 1:].reshape(16, 16, 16, 16)
+    assert maps[8, 8, 8, 9] > 0.5 > 0.1 > maps[8, 8, 1, 1]
+
+
 def test_text_file(tmp_path):
     rng = np.random.default_rng(0)
     table = rng.standard_normal((1, 7, 4)).astype(np.float32)

@@ -176,7 +176,9 @@ class Kit:
     def save(self, module: Any, name: str = "tiny") -> Path:
         return save(module, self.root / name)
 
-    def folder(self, family: str, *, head: bool = False, name: str = "tiny", **options: Any) -> Path:
+    def folder(
+        self, family: str, *, head: bool = False, name: str = "tiny", **options: Any
+    ) -> Path:
         return self.save(build(family, head=head, **options), name)
 
     def edit(self, folder: Path, **values: Any) -> Path:

@@ -103,7 +103,7 @@ def test_sizes_are_floored_as_torch_floors_them(base: int, rows: int) -> None:
 
 
 def test_factors_that_miss_differently_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="9.1x8 rows and columns"):
+    with pytest.raises(UnsupportedError, match=r"9\.1x8 rows and columns"):
         _one(scale_factor=(9.1 / 6, 8 / 6), mode="bicubic")
 
 

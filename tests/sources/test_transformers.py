@@ -92,7 +92,9 @@ def _resampled_by_hand(module: Any, grid: tuple[int, int], **rule: Any) -> Any:
     patches = table[:, 1:].reshape(1, old, old, -1).permute(0, 3, 1, 2)
     new = F.interpolate(patches, grid, **rule).flatten(2).transpose(1, 2)
     module.embeddings.position_embeddings = nn.Parameter(torch.cat((table[:, :1], new), 1))
-    module.embeddings.image_size = tuple(n * module.config.patch_size for n in grid)
+    size = tuple(n * module.config.patch_size for n in grid)
+    module.embeddings.image_size = size
+    module.embeddings.patch_embeddings.image_size = size  # where transformers 4 looks
     return module
 
 

@@ -105,6 +105,8 @@ def test_only_square_grids_are_resampled(tmp_path: Path) -> None:
         with pytest.raises(SizeError, match=f"square grid.* are 4x{size[1] // 16}") as refused:
             facts.size_rule.check(Resolution(128, 128))
         assert refused.value.hint == f"Use 64x{size[1]}."
+        with pytest.raises(UnsupportedError, match=r"with a dynamic size: .*square grid"):
+            facts.sizes(symbolic=True)
         with pytest.raises(UnsupportedError, match=f"square grid.* are 4x{size[1] // 16}"):
             _facts(tmp_path, {**DINO, "image_size": [56, size[1] // 16 * 14]})
 

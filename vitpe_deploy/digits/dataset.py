@@ -91,9 +91,7 @@ def _directions(count: int) -> list[tuple[int, int]]:
     return [_DIRECTIONS[i % len(_DIRECTIONS)] for i in range(count)]
 
 
-def displaced(
-    digit: Pixels, shift: tuple[float, float], zoom: float, size: Resolution
-) -> Pixels:
+def displaced(digit: Pixels, shift: tuple[float, float], zoom: float, size: Resolution) -> Pixels:
     """One digit moved and zoomed while it is resized, empty pixels around it.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitpe_deploy import encodings
+from vitpe_deploy import digits, encodings
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.inputs import ImageInput, InputLayout, TextInput, VideoInput
 from vitpe_deploy.models.presets import (
@@ -55,11 +55,15 @@ class Network:
         return built
 
 
+_VIT = {**VIT_PRESETS, **digits.VIT_PRESETS}
+_SWIN = {**SWIN_PRESETS, **digits.SWIN_PRESETS}
+_VIDEO = {**VIDEO_PRESETS, **digits.VIDEO_PRESETS}
+
 NETWORKS: tuple[Network, ...] = (
-    Network("vit", ViTConfig, "vitpe_deploy.models.vit:VisionTransformer", VIT_PRESETS),
-    Network("swin", SwinConfig, "vitpe_deploy.models.swin:SwinTransformer", SWIN_PRESETS),
+    Network("vit", ViTConfig, "vitpe_deploy.models.vit:VisionTransformer", _VIT),
+    Network("swin", SwinConfig, "vitpe_deploy.models.swin:SwinTransformer", _SWIN),
     Network("text", TextConfig, "vitpe_deploy.models.text:TextTower", TEXT_PRESETS),
-    Network("video", VideoConfig, "vitpe_deploy.models.video:VideoTransformer", VIDEO_PRESETS),
+    Network("video", VideoConfig, "vitpe_deploy.models.video:VideoTransformer", _VIDEO),
     Network("detr", DetrConfig, "vitpe_deploy.models.detr:DetrEncoder", DETR_PRESETS),
 )
 

@@ -11,7 +11,7 @@ position, and how it meets the tokens says which kind:
 3. multiplied with queries and keys [B, M, N, d], in pairs whose squares sum to 1: cosines and
    sines [.., N, d/2], or [.., N, d] with every pair twice.
 
-A bias whose numbers are only zeros and huge negatives is a mask (causal, or of shifted windows).
+A bias of nothing but zeros and huge negatives is a mask (causal, or of shifted windows).
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ def _as_bias(value: Array, grid: Grid, frames: int) -> Array | None:
         leading_tokens(tokens, grid, frames) is None and math.isqrt(tokens) ** 2 != tokens
     ):
         return None
-    bias = value[0] if value.ndim == 4 else value
-    if np.all((bias == 0) | (bias <= _MASKED)):
+    masked = value <= _MASKED
+    if masked.any() and np.all(masked | (value == 0)):
         return None
+    bias = value[0] if value.ndim == 4 else value
     return np.where(bias <= _MASKED, np.nan, bias)
 
 

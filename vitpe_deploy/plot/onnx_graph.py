@@ -21,7 +21,7 @@ from vitpe_deploy.errors import ArtifactError, SizeError, UnsupportedError, Usag
 from vitpe_deploy.manifest import PREFIX
 from vitpe_deploy.plot.meetings import Meeting, may_be_position, positions_among
 from vitpe_deploy.plot.similarity import Array, Grid
-from vitpe_deploy.plot.values import NATIVE, RECOMPUTED, PositionSet
+from vitpe_deploy.plot.values import AS_IN_FILE, NATIVE, RECOMPUTED, PositionSet
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.runtimes.onnx_file import check_onnx_file
 
@@ -72,7 +72,7 @@ class OnnxReader:
         self._following = self._follow({i.name for i in inputs})
 
     def sets(self, resolutions: Sequence[Resolution]) -> tuple[PositionSet, ...]:
-        """At the native size of a dynamic file, then at each size given.
+        """At the native size of a dynamic file that names one, then at each size given.
 
         Raises:
             SizeError: the file holds another size.
@@ -107,13 +107,13 @@ class OnnxReader:
                     f"{self._path.name} takes any size and does not say its native one",
                     hint="Give one with --res.",
                 )
-        rule = self._facts.get("resample_rule") or "by the graph"
+        rule = self._facts.get("resample_rule") or AS_IN_FILE
         rule = RECOMPUTED if rule == "recompute" else rule
         return tuple(
             replace(
                 self._picture(shape, (rows, columns), size),
                 resolution=size,
-                note=NATIVE if size == native or native is None else rule,
+                note=NATIVE if size == native else rule,
             )
             for size in sizes
         )

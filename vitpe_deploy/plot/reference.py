@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +20,8 @@ from vitpe_deploy.errors import UnsupportedError
 from vitpe_deploy.models.networks import patch_grid
 from vitpe_deploy.models.presets import TextConfig
 from vitpe_deploy.plot.similarity import Array, Grid
-from vitpe_deploy.plot.values import BIAS, NATIVE, RECOMPUTED, PositionSet, Rotation
+from vitpe_deploy.plot.values import BIAS, DECOMPOSED, NATIVE, RECOMPUTED, PositionSet, Rotation
 from vitpe_deploy.request import Resolution
-
-_DECOMPOSED = "standard deviation of the bias over queries N(0, 1)"
 
 
 def holders(network: nn.Module) -> list[tuple[nn.Module, PositionEncoding]]:
@@ -106,7 +105,7 @@ def _read(encoding: PositionEncoding, grid: Grid) -> PositionSet:
     if not biases and decomposed[0] is not None and decomposed[1] is not None:
         leading = encoding.spec.leading_tokens
         biases = _spreads(decomposed[0], decomposed[1], encoding.spec.depth, leading)
-        meaning = _DECOMPOSED
+        meaning = DECOMPOSED
     return PositionSet(
         grid,
         table=_table(encoding, positions, grid),
@@ -149,22 +148,35 @@ def _rotations(positions: Positions) -> tuple[Rotation, ...]:
 
 
 def _spreads(rel_h: Tensor, rel_w: Tensor, depth: int, leading: int) -> tuple[Array, ...]:
+    """rel_h: [layers, h, h, d], rel_w: [layers, w, w, d] -> depth x [1, L + N, L + N]."""
+    frame = ((0, 0), (leading, 0), (leading, 0))
+    found = [
+        np.pad(decomposed_strength(rows, columns), frame)
+        for rows, columns in zip(rel_h, rel_w, strict=True)
+    ]
+    return tuple(found if len(found) == depth else found * depth)
+
+
+def decomposed_strength(rel_h: Tensor, rel_w: Tensor) -> Array:
     """How strongly decomposed tables can pull: |R_h + R_w| of each pair.
 
     Their bias is q . (R_h + R_w), so it has that standard deviation for q ~ N(0, I).
-    rel_h: [layers, h, h, d], rel_w: [layers, w, w, d] -> depth x [1, L + N, L + N].
+
+    Args:
+        rel_h: [h, h, d], query row before key row.
+        rel_w: [w, w, d].
+
+    Returns:
+        [1, h*w, h*w].
     """
-    found = []
-    for rows, columns in zip(rel_h, rel_w, strict=True):
-        squared = (
-            rows.square().sum(-1)[:, None, :, None]
-            + columns.square().sum(-1)[None, :, None, :]
-            + 2 * torch.einsum("ikd,jld->ijkl", rows, columns)
-        )  # [h, w, h, w]
-        count = rows.shape[0] * columns.shape[0]
-        spread = squared.clamp(min=0).sqrt().reshape(1, count, count)
-        found.append(nn.functional.pad(spread, (leading, 0, leading, 0)).numpy())
-    return tuple(found if len(found) == depth else found * depth)
+    squared = (
+        rel_h.square().sum(-1)[:, None, :, None]
+        + rel_w.square().sum(-1)[None, :, None, :]
+        + 2 * torch.einsum("ikd,jld->ijkl", rel_h, rel_w)
+    )  # [h, w, h, w]
+    count = rel_h.shape[0] * rel_w.shape[0]
+    strength: Array = squared.clamp(min=0).sqrt().reshape(1, count, count).numpy()
+    return strength
 
 
 def _ending(positions: Positions, name: str) -> Tensor | None:

@@ -21,8 +21,10 @@ MAX_LEADING = 32
 """More tokens than this in front of the patches are not prefix tokens but another grid."""
 
 BIAS = "bias of the attention logit"
+DECOMPOSED = "standard deviation of the bias over queries N(0, 1)"
 NATIVE = "native"
 RECOMPUTED = "recomputed"
+AS_IN_FILE = "as in the file"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitpe_deploy.encodings.relative_index import offset_index
 from vitpe_deploy.errors import SourceError, UsageError, VitpeError
 from vitpe_deploy.plot.meetings import Meeting, may_be_position, positions_among
+from vitpe_deploy.plot.reference import decomposed_strength
 from vitpe_deploy.plot.similarity import Array
-from vitpe_deploy.plot.values import NATIVE, PositionSet
+from vitpe_deploy.plot.values import DECOMPOSED, NATIVE, RECOMPUTED, PositionSet
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.sources.base import LoadedModel
 from vitpe_deploy.sources.observe import TableWatcher, torch_unchanged
@@ -110,7 +112,7 @@ class WatchedReader:
         facts = self._model.facts
         inputs = torch.zeros(facts.input.shape(size, 1), dtype=getattr(torch, facts.input.dtype))
         watcher = MeetingWatcher(inputs)
-        module = self._model.fresh()
+        module = self._model.fresh(size)
         try:
             with torch.no_grad(), watcher:
                 self._model.call(module, inputs, facts.default_outputs)
@@ -123,10 +125,33 @@ class WatchedReader:
                 hint="Only sizes that its library runs at can be drawn.",
             ) from problem
         found = positions_among(watcher.meetings(), facts.grid(size))
-        return replace(found, resolution=size, note=self._note(size))
+        if not found.biases:
+            found = replace(found, biases=_decomposed(module), bias_meaning=DECOMPOSED)
+        return replace(found, resolution=size, note=self._note(size, found))
 
-    def _note(self, size: Resolution) -> str:
+    def _note(self, size: Resolution, found: PositionSet) -> str:
         if size == self._model.facts.native:
             return NATIVE
         rules = [fit.rule for fit in self._model.position_fits(size) if fit.rule is not None]
-        return rules[0] if rules else "by the library"
+        if rules:
+            return rules[0]
+        return RECOMPUTED if found.kinds[:1] == ("frequencies",) else "by the library"
+
+
+def _decomposed(module: nn.Module) -> tuple[Array, ...]:
+    """Layers with a table per axis (SAM, ViTDet), whose bias no tensor holds without a query.
+
+    The tables are known by the names that both papers' code gives them: ``rel_pos_h`` [2h-1, d]
+    and ``rel_pos_w`` [2w-1, d].
+    """
+    found = []
+    for layer in module.modules():
+        tables = [getattr(layer, name, None) for name in ("rel_pos_h", "rel_pos_w")]
+        axes = [
+            t.detach()[offset_index((len(t) + 1) // 2)]
+            for t in tables
+            if isinstance(t, Tensor) and t.dim() == 2 and len(t) % 2
+        ]
+        if len(axes) == 2:
+            found.append(decomposed_strength(*axes))
+    return tuple(found)

@@ -177,6 +177,7 @@ class ModelFacts:
         outputs: what can be asked for, without ``block:k``.
         default_outputs: what the model itself returns.
         depth: number of blocks that ``block:k`` can name.
+        labels: names of the classes in the order of the logits; empty when not known.
         dynamic_rule: sizes that a file with symbolic height and width takes, where that differs.
         no_dynamic: why no such file can be written; empty when it can.
     """
@@ -194,6 +195,7 @@ class ModelFacts:
     depth: int
     input: InputLayout = ImageInput()
     preprocess: Preprocess = Preprocess()
+    labels: tuple[str, ...] = ()
     resample_rule: str | None = None
     dynamic_rule: SizeRule | None = None
     no_dynamic: str = ""

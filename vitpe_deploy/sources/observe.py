@@ -152,7 +152,7 @@ def _one_axis(call: Mapping[str, Any]) -> TableResample | None:
     size = call["size"]
     if size is None:
         return None
-    n = size if isinstance(size, int | torch.SymInt) else size[0]
+    n: Any = size if isinstance(size, int | torch.SymInt) else size[0]
     rule = ResampleRule("bilinear", antialias=False, align_corners=bool(call["align_corners"]))
     return TableResample(call["input"].unsqueeze(2), (1, n), rule, dict(call), one_axis=True)
 

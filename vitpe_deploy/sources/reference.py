@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitpe_deploy import encodings
+from vitpe_deploy import digits, encodings
 from vitpe_deploy.errors import MissingExtraError, UnsupportedError, UsageError
 from vitpe_deploy.models.networks import (
     block_paths,
@@ -48,6 +49,9 @@ class ReferenceSource(Source):
         super().__init__(request)
         self.refuse_unused(tower=request.tower, pos_embed=request.pos_embed)
         self.network, config = find_preset(request.model)
+        self.embedded = digits.is_embedded(request.model)
+        if self.embedded and request.encoding not in (None, config.encoding):
+            raise _trained_with(request, config.encoding)
         self._own_encoding = config.encoding
         if request.encoding is not None:
             config = with_encoding(config, request.encoding)
@@ -75,12 +79,17 @@ class ReferenceSource(Source):
         """Read off the preset; no torch."""
         own = self.config.encoding == self._own_encoding
         name = self.request.model if own else f"{self.request.model}+{self.config.encoding}"
-        return config_facts(
+        facts = config_facts(
             self.config, name=name, spec=self.request.model, max_length=self.request.max_length
         )
+        if not self.embedded:
+            return facts
+        classes = self.config.num_classes == len(digits.LABELS)
+        labels = digits.LABELS if classes else ()
+        return replace(facts, preprocess=digits.PREPROCESS, labels=labels)
 
     def load(self) -> LoadedModel:
-        """Seeded random weights, or those of ``--weights``."""
+        """Those of ``--weights``, else those in the package, else seeded random weights."""
         try:
             import torch
         except ImportError as problem:
@@ -97,6 +106,10 @@ class ReferenceSource(Source):
             unwrapped = load_into(module, read_state_dict(path), path)
             origin = f"from {path.name}"
             origin += f", unwrapped {', '.join(unwrapped)}" if unwrapped else ""
+        elif self.embedded:
+            path = digits.weights_path(self.request.model)
+            load_into(module, read_state_dict(path), Path(path.name))
+            origin = digits.ORIGIN
         if self.request.max_length is not None:
             module.set_max_length(self.request.max_length)
         return ReferenceModel(self.facts(), module, origin)
@@ -127,6 +140,15 @@ class ReferenceSource(Source):
         return replace(
             self.config, encoding_params={**params, "rule": rule.overridden(override)}
         )
+
+
+def _trained_with(request: ModelRequest, encoding: str) -> UsageError:
+    """Weights know one encoding; another one has a model of its own, where there is one."""
+    wanted = f"{digits.PREFIX}{encodings.check_name(str(request.encoding))}"
+    return UsageError(
+        f"--pe {request.encoding} does not fit {request.model}, which was trained with {encoding}",
+        hint=f"Use the model {wanted} instead." if digits.is_embedded(wanted) else "Leave it out.",
+    )
 
 
 class ReferenceModuleSource(Source):

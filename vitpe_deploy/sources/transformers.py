@@ -8,7 +8,7 @@ choice. Positions are the library's own calls of ``F.interpolate``, found by wat
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -128,10 +128,7 @@ class TransformersSource(Source):
             facts = without_output(facts, "pooled")
         problems = [f"missing {n}" for n in missing]
         problems += [f"unexpected {n}" for n in sorted(report["unexpected_keys"])]
-        problems += [
-            f"{name} is {list(given)}, the model has {list(wanted)}"
-            for name, given, wanted in sorted(report["mismatched_keys"])
-        ]
+        problems += sorted(_other_shape(key) for key in report["mismatched_keys"])
         if problems:
             shown = "; ".join(problems[:8])
             shown += f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
@@ -201,6 +198,14 @@ class TransformersModuleSource(Source):
 
         module = detached(self._module)
         return _wrap(self.facts(), module, "of the module", self.request, self._config)
+
+
+def _other_shape(key: str | tuple[str, Sequence[int], Sequence[int]]) -> str:
+    """One mismatch in words; transformers 4 gives the name alone, 5 both shapes too."""
+    if isinstance(key, str):
+        return f"{key} has another shape"
+    name, given, wanted = key
+    return f"{name} is {list(given)}, the model has {list(wanted)}"
 
 
 @contextmanager

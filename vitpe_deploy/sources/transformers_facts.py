@@ -94,11 +94,13 @@ def config_facts(
     classifies = "ForImageClassification" in architecture
     registers = _count(config, "num_register_tokens", 4) if family.registers else 0
     pooled = () if classifies else ("pooled",)
+    rule = _size_rule(config, family, native, patch, spec)
     return ModelFacts(
         name=name,
         spec=spec,
         native=native,
-        size_rule=_size_rule(config, family, native, patch, spec),
+        size_rule=rule,
+        no_dynamic=rule.fixed_reason,
         grid_divisor=patch,
         encoding="learned-1d",
         encoding_params={},
