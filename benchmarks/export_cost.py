@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")

@@ -33,7 +33,7 @@ from vitpe_deploy import digits
 from vitpe_deploy.digits import dataset
 from vitpe_deploy.errors import UsageError, VitpeError
 from vitpe_deploy.models.networks import native_size, network_of
-from vitpe_deploy.models.presets import VideoConfig
+from vitpe_deploy.models.presets import SwinConfig, VideoConfig
 from vitpe_deploy.request import closest
 
 LIBRARIES = ("torch", "numpy", "pillow", "scikit-learn", "safetensors")
@@ -58,6 +58,11 @@ class Recipe:
     max_grad_norm: float = 1.0
     max_shift: float = 0.5
     max_zoom: float = 0.3
+
+
+def recipe_for(model: str) -> Recipe:
+    """Windows learn more slowly than attention that sees every token."""
+    return Recipe(epochs=30) if isinstance(digits.PRESETS[model], SwinConfig) else Recipe()
 
 
 @contextmanager
@@ -263,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
                     f"Choose from: {', '.join(digits.PRESETS)}.",
                 )
         for name in names:
-            write(name, Recipe(), chosen.output)
+            write(name, recipe_for(name), chosen.output)
     except VitpeError as problem:
         sys.stderr.write(f"error: {problem.message}\n{problem.hint}\n")
         return problem.exit_code

@@ -135,7 +135,7 @@ class _Weight:
         array = self._tensor.numpy()
         if array.dtype.isbuiltin != 1:
             return self._tensor.tobytes()  # packed and 16-bit brain floats, which numpy lacks
-        return memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B")
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _bytes(message: onnx.ModelProto | onnx.GraphProto | onnx.TensorProto) -> bytes:

@@ -19,7 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from exporters.onnx_file import write_onnx
-from exporters.passes import PassContext, PassRun, run_passes
+from exporters.passes import PassRun, run_passes
+from exporters.passes.base import PassContext
 from exporters.passes.unread_tokens import KEPT_TOKENS
 from exporters.plan import Plan, PlannedGraph, engines_for, make_plan
 from exporters.trace import ATTENTION_DOMAIN, TracedGraph, trace

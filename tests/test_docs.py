@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-
-# Flags of other programs and of scripts that these texts mention.
-FOREIGN: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,9 @@ def flags_of(command: str) -> set[str]:
     return {f for p in app.params for f in (*p.opts, *p.secondary_opts) if f.startswith("--")}
 
 
-KNOWN = flags_of("export") | flags_of("verify") | {"--help"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OWN_COMMANDS = [c.removeprefix("vitpe-") for c in PROJECT["scripts"] if c != "vitpe"]
+KNOWN = set().union(*map(flags_of, OWN_COMMANDS)) | {"--help"}
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_shown_commands_use_flags_that_exist() -> None:
 
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
 def test_flags_in_prose_exist(text: str) -> None:
-    assert set(FLAG.findall(text)) <= KNOWN | FOREIGN
+    assert set(FLAG.findall(text)) <= KNOWN
 
 
 def test_python_of_the_readme_fits_the_interface() -> None:
@@ -176,16 +176,16 @@ def test_example_encoding_keeps_the_contract(grid: tuple[int, int]) -> None:
     for found in (encoding.positions(grid), encoding.fit(grid), encoding.in_graph(h, w)):
         torch.testing.assert_close(found["table"], expected)
     tokens = torch.ones(2, 1 + h * w, 6)
-    torch.testing.assert_close(encoding.tokens(tokens, encoding.fit(grid)), 1 + expected.expand(2, -1, -1))
+    torch.testing.assert_close(
+        encoding.tokens(tokens, encoding.fit(grid)), 1 + expected.expand(2, -1, -1)
+    )
     assert encoding.describe().kind == "coordinates"
 
 
 def test_extras_of_the_readme_exist() -> None:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = set(project["optional-dependencies"])
-    assert set(re.findall(r"\[([a-z-]+)\]`", README)) <= extras
+    named = set(re.findall(r"`\[([a-z-]+)\]`", README))
+    assert {"export", "all", "test"} <= named
+    assert named <= set(PROJECT["optional-dependencies"])
 
 
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])

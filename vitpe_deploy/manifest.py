@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from vitpe_deploy.errors import ArtifactError
-from vitpe_deploy.inputs import InputLayout, layout_from_dict
 from vitpe_deploy.images import Preprocess
+from vitpe_deploy.inputs import InputLayout, layout_from_dict
 from vitpe_deploy.request import ModelRequest, ResampleOverride, Resolution
 from vitpe_deploy.results import LayerVerdict, ParityRow, Value, Verdict
 

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,11 +67,8 @@ class Resolution:
         return [self.height, self.width]
 
 
-class _Choice(str, Enum):
+class _Choice(StrEnum):
     """A closed set of words; an unknown word is answered with the closest one."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 class Dynamic(_Choice):

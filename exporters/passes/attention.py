@@ -25,6 +25,7 @@ from exporters.passes.base import (
     insert_before,
     ints,
     new_initializer,
+    only_reader,
     rank,
     replace_value,
     same_dims,
@@ -191,7 +192,7 @@ class _Speller:
         old = node.outputs[0]
         join = _join_of(old)
         if join is not None:
-            turned, joined = old.uses()[0].node, join.outputs[0]
+            turned, joined = next(iter(old.uses())).node, join.outputs[0]
             if same_dims(joined, (0, 1), old, (0, 2)):
                 result.shape = joined.shape
                 replace_value(joined, result)
@@ -237,8 +238,8 @@ def _part_of(x: ir.Value) -> tuple[ir.Value, int] | None:
     if inner is None:
         return None
     if inner.op_type == "Split" and inner.attributes.get_int("axis", 0) == 0:
-        index = list(inner.outputs).index(node.inputs[0])
-        return (inner.inputs[0], index) if inner.inputs[0] is not None else None
+        part = list(inner.outputs).index(node.inputs[0])
+        return (inner.inputs[0], part) if inner.inputs[0] is not None else None
     if inner.op_type == "Slice" and inner.inputs[0] is not None:
         numbers = [constant(v) for v in inner.inputs[1:4]]
         if any(n is None or n.size != 1 for n in numbers):
@@ -267,16 +268,11 @@ def _own_projection(x: ir.Value, num_heads: int) -> ir.Value | None:
 
 def _join_of(heads: ir.Value) -> ir.Node | None:
     """The Reshape that joins the heads of [B, M, N, D/M], when it is their only reader's reader."""
-    if len(heads.uses()) != 1 or heads.is_graph_output():
+    turned = only_reader(heads, "Transpose")
+    if turned is None or ints(turned, "perm") != _HEADS_FIRST:
         return None
-    turned = heads.uses()[0].node
-    if turned.op_type != "Transpose" or ints(turned, "perm") != _HEADS_FIRST:
-        return None
-    middle = turned.outputs[0]
-    if len(middle.uses()) != 1 or middle.is_graph_output():
-        return None
-    join = middle.uses()[0].node
-    if join.op_type != "Reshape" or middle.uses()[0].idx != 0 or rank(join.outputs[0]) != 3:
+    join = only_reader(turned.outputs[0], "Reshape")
+    if join is None or rank(join.outputs[0]) != 3:
         return None
     num_heads, head_dim = static_dim(heads, 1), static_dim(heads, 3)
     if num_heads is None or head_dim is None:

@@ -129,6 +129,18 @@ def remove_dead(graph: ir.Graph) -> int:
     return removed
 
 
+def only_reader(value: ir.Value, operator: str, *, place: int = 0) -> ir.Node | None:
+    """The one node that reads a value, when it is an ``operator`` that reads it at ``place``.
+
+    None when others read it too, or the graph returns it.
+    """
+    uses = tuple(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    node, index = uses[0]
+    return node if node.op_type == operator and index == place else None
+
+
 def rank(value: ir.Value | None) -> int | None:
     """Number of dimensions, when known."""
     return None if value is None or value.shape is None else len(value.shape)

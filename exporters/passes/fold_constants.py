@@ -79,9 +79,10 @@ def _constant_inputs(node: ir.Node) -> list[np.ndarray | None] | None:
         if value is None:
             arrays.append(None)
             continue
-        if value.const_value is None and (value.producer() is None or value.producer().op_type != "Constant"):
+        array = constant(value)
+        if array is None:
             return None
-        arrays.append(constant(value))
+        arrays.append(array)
     return arrays
 
 

@@ -38,7 +38,11 @@ class Tidy(GraphPass):
                 value.doc_string = None
                 if id(value) not in kept:
                     value.shape = None
-        for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        for value in (
+            *model.graph.inputs,
+            *model.graph.outputs,
+            *model.graph.initializers.values(),
+        ):
             value.metadata_props.clear()
             value.doc_string = None
         used = {node.domain for node in model.graph.all_nodes()}

@@ -130,8 +130,8 @@ def _wanted(graph: ir.Graph, selects: set[int]) -> dict[int, str]:
         if not token_inputs:  # the node computes all of its output, whoever wants it
             for value in node.outputs:
                 ask(value, _FULL)
-        for place, value in enumerate(node.inputs):
-            ask(value, _PART if place in token_inputs else _FULL)
+        for place, read in enumerate(node.inputs):
+            ask(read, _PART if place in token_inputs else _FULL)
     return wanted
 
 

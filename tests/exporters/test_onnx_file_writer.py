@@ -28,7 +28,11 @@ def model_of(initializers: dict[str, np.ndarray]) -> ir.Model:
         tensor = value.const_value
         assert tensor is not None
         out = node.outputs[0]
-        out.name, out.shape, out.type = f"{value.name}_out", tensor.shape, ir.TensorType(tensor.dtype)
+        out.name, out.shape, out.type = (
+            f"{value.name}_out",
+            tensor.shape,
+            ir.TensorType(tensor.dtype),
+        )
     graph = ir.Graph(
         [],
         [node.outputs[0] for node in nodes],
@@ -91,9 +95,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert write_onnx(model, tmp_path / "b.onnx", {"k": "v"}).sha256 == first.sha256
 
 
-def test_large_weights_go_beside_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_go_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporters.onnx_file.EXTERNAL_BYTES", 1000)
     path = tmp_path / "m.onnx"
     written = write_onnx(model_of({"wide": WEIGHTS["wide"]}), path, {})

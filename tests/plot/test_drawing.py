@@ -12,7 +12,7 @@ from PIL import Image
 from vitpe_deploy.cli_boundary import run_app
 from vitpe_deploy.cli_plot import plot_command
 from vitpe_deploy.errors import MissingExtraError, UsageError
-from vitpe_deploy.plot import draw
+from vitpe_deploy.plot import draw, positions
 
 KINDS = [
     ("sincos-2d", "similarity"),
@@ -69,6 +69,20 @@ def test_cells_are_whole_pixels_of_the_right_colour(seen, tmp_path):
     right = {(i * 7 + i, j * 7 + j) for i in range(6) for j in range(6)}
     assert {tuple(map(int, c)) for c in cells} == right
     assert abs(int(yellow.sum()) - 36 * cell * cell) <= 6  # ticks touch a few pixels
+
+
+@pytest.mark.parametrize(
+    ("encoding", "axes"),
+    [("relative-1d", ("head", "token")), ("rope-1d", ("channel pair", "token"))],
+)
+def test_words_lie_on_a_line(tmp_path, encoding, axes):
+    kwargs = {"context_length": 9, "embed_dim": 32, "depth": 1, "num_heads": 2, "vocab_size": 50}
+    plot = positions("text_clip_base", encoding=encoding, model_kwargs=kwargs)
+    path = draw(plot, tmp_path / "a.svg")
+    words = [text.strip() for text in ET.parse(path).getroot().itertext() if text.strip()]
+    assert "9 tokens, native" in words
+    assert set(axes) <= set(words)
+    assert not any("patch" in word for word in words if word != f"{plot.model}")
 
 
 def test_background_is_transparent(seen, tmp_path):

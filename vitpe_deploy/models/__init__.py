@@ -1,0 +1,1 @@
+"""Reference networks in plain PyTorch, and their shapes as plain data."""

@@ -31,6 +31,8 @@ from vitpe_deploy.request import Resolution, closest
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitpe_deploy.encodings.base import Network as NetworkName
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -43,7 +45,7 @@ class Network:
         presets: configs by MODEL name.
     """
 
-    name: str
+    name: NetworkName
     config: type
     home: str
     presets: Mapping[str, Any]

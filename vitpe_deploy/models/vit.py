@@ -50,7 +50,8 @@ class Attention(nn.Module):
         if query_bias is not None:
             bias = query_bias if bias is None else bias + query_bias
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return self.proj(x.transpose(1, 2).flatten(2))  # [B, N, D]
+        out: Tensor = self.proj(x.transpose(1, 2).flatten(2))  # [B, N, D]
+        return out
 
 
 class Mlp(nn.Module):
@@ -65,7 +66,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [B, N, D] -> [B, N, D]."""
-        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+        out: Tensor = self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+        return out
 
 
 class LayerScale(nn.Module):
@@ -99,7 +101,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """x: [B, N, D] -> [B, N, D]."""
         x = x + self.drop(self.ls1(self.attn(self.norm1(x), encoding, positions, layer)))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return out
 
 
 class VisionTransformer(nn.Module):

@@ -32,6 +32,9 @@ _WAVES, _CHART = 720, (600, 380)
 
 def figure_of(plot: PositionPlot) -> Figure:
     """The figure of a plot, under whatever settings matplotlib has."""
+    one_row = len(plot.panels) == 1 and plot.panels[0].grid[0] == 1
+    if one_row and plot.kind in ("bias", "frequencies"):
+        return _line_figure(plot)
     if plot.kind == "bias":
         return _bias_figure(plot)
     if plot.kind == "frequencies":
@@ -139,14 +142,49 @@ def _frequency_figure(plot: PositionPlot) -> Figure:
     return sheet.figure
 
 
-def _step_chart(axes: Axes, panel: Panel) -> None:
+def _line_figure(plot: PositionPlot) -> Figure:
+    """Words lie on a line: one map with a row per head or channel pair, a column per token."""
+    (panel,) = plot.panels
+    picture = panel.values[:, 0]
+    rows, tokens = picture.shape
+    biased = plot.kind == "bias"
+    width, height = pixels(picture[:1], 900)[0], rows * (30 if biased else 14)
+    what = f"{_capital(plot.meaning)} of each channel pair{_of(plot)}"
+    if biased:
+        what = f"{_capital(plot.meaning)}; one query token (ring){_of(plot)}"
+    full = _LEFT + width + _RIGHT + (0 if biased else 110 + _CHART[0] + 30)
+    below = height if biased else max(height, _CHART[1])
+    sheet = Sheet(max(full, least_width(plot, what)), _TOP + below + _BOTTOM)
+    sheet.title(plot, what)
+    axes = sheet.axes(_LEFT, _TOP, width, height)
+    low, high = _range([picture]) if biased else (-1.0, 1.0)
+    image = show(axes, picture, "cividis" if biased else "viridis", low, high)
+    axes.set_title(f"{tokens} tokens, {panel.note}", pad=5)
+    axes.set_xticks(thinned(tokens, 10))
+    axes.set_xlabel("token")
+    axes.tick_params(width=0.5, length=2)
+    sheet.bar(_LEFT + width + 30, _TOP, height, image, plot.meaning)
+    if not biased:
+        axes.set_yticks(thinned(rows, 8))
+        axes.set_ylabel("channel pair")
+        _step_chart(sheet.axes(_LEFT + width + _RIGHT + 110, _TOP, *_CHART), panel, "token")
+        return sheet.figure
+    heads = plot.heads or (0,)
+    axes.set_yticks(range(rows), [str(head) for head in heads])
+    axes.set_ylabel("head" if plot.heads else "all heads")
+    for row in range(rows):
+        mark(axes, row, (panel.query or (0, 0))[1], width / tokens)
+    return sheet.figure
+
+
+def _step_chart(axes: Axes, panel: Panel, step: str = "patch") -> None:
     """Radians per patch of each pair, on a logarithmic scale; what does not turn is left out."""
     steps = np.abs(panel.steps) if panel.steps is not None else np.zeros((0, 2))
     pairs = np.arange(len(steps))
-    for values, marker, colour, label in (
-        (steps[:, 0], "o", _ROW, "to the next row"),
-        (steps[:, 1], "^", _COLUMN, "to the next column"),
-    ):
+    along = [(steps[:, 1], "^", _COLUMN, "to the next column")]
+    if panel.grid[0] > 1:
+        along.insert(0, (steps[:, 0], "o", _ROW, "to the next row"))
+    for values, marker, colour, label in along:
         turns = values > 1e-6
         axes.plot(
             pairs[turns], values[turns], marker, color=colour, markersize=3.5, label=label,
@@ -154,11 +192,13 @@ def _step_chart(axes: Axes, panel: Panel) -> None:
         )  # fmt: skip
     axes.set_yscale("log")
     axes.set_xlim(-0.5, len(steps) - 0.5)
-    axes.set_title("angle from patch to patch (at most half a turn)", pad=5)
+    axes.set_title(f"angle from {step} to {step} (at most half a turn)", pad=5)
     axes.set_xlabel("channel pair")
     axes.set_ylabel("radians")
     axes.grid(True, color=INK, alpha=0.25, linewidth=0.4)
     axes.tick_params(which="both", width=0.5, length=2)
+    if panel.grid[0] == 1:
+        return
     legend = axes.legend(frameon=False, fontsize=7, loc="lower left")
     for text in legend.get_texts():
         text.set_color(INK)

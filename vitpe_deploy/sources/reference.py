@@ -31,6 +31,7 @@ from vitpe_deploy.sources.base import (
     LoadedModel,
     ModelFacts,
     PositionFit,
+    Remainder,
     SizeRule,
     Source,
 )
@@ -206,7 +207,7 @@ def _size_rule(config: Any, max_length: int | None) -> tuple[SizeRule, tuple[int
     if isinstance(config, TextConfig):
         return LengthRule(limit=max_length or config.context_length), (1, 1)
     patch = (config.patch_size, config.patch_size)
-    remainder = "pads" if isinstance(config, SwinConfig) else "refuses"
+    remainder: Remainder = "pads" if isinstance(config, SwinConfig) else "refuses"
     return SizeRule.for_patches(patch, remainder), patch
 
 

@@ -153,7 +153,7 @@ _KINDS = (
     ("rope-2d", r"(^|\.)rope(\.|$)"),
     ("log-cpb", r"(cpb_mlp|rel_pos\.mlp)\."),
     ("decomposed", r"\.rel_pos_[hw]$"),
-    ("conditional", r"(^|\.)(pos_block|cpe\d*|pos_conv|local_conv)\."),
+    ("conditional", r"(^|\.)(pos_block|cpe\d*|pos_conv|local_conv|dwconv)\."),
 )
 
 

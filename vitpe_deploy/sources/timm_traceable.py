@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -22,6 +23,8 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
       tracer writes as one node.
     * Rotary coordinates that timm divides by ``float(size)`` divide by a tensor: Python's float
       would freeze them at the size of the trace (DINOv3: right there, wrong everywhere else).
+    * Decomposed relative positions (SAM) compare sizes in Python to decide whether a table fits;
+      with a symbolic map the table is always resampled, which at its own size changes nothing.
 
     Args:
         module: a copy in eval mode.
@@ -32,6 +35,8 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
             child.fused_attn = True  # type: ignore[assignment]
         if symbolic and _has_centred_rope(child):
             child._create_embed = MethodType(_centred_rope, child)  # type: ignore[assignment]
+        if symbolic and _is_decomposed(child):
+            child.forward = MethodType(_decomposed_attention, child)
     return module
 
 
@@ -68,3 +73,35 @@ def _centred_rope(rope: Any, shape: Sequence[int], no_aug: bool = False) -> Tens
     else:
         spread = [v.repeat_interleave(2, dim=-1) for v in values]
     return torch.cat(spread, dim=-1)
+
+
+def _is_decomposed(child: nn.Module) -> bool:
+    names = ("rel_pos_h", "rel_pos_w", "qkv", "q_norm", "k_norm", "proj", "num_heads")
+    return getattr(child, "use_rel_pos", False) and all(hasattr(child, n) for n in names)
+
+
+def _decomposed_attention(attention: Any, x: Tensor) -> Tensor:
+    """SAM's attention over a map [B, h, w, D] (Kirillov et al., "Segment Anything", 2023)."""
+    batch, h, w, dim = x.shape
+    heads, tokens = attention.num_heads, h * w
+    qkv = attention.qkv(x.reshape(batch, tokens, dim)).view(batch, tokens, 3, heads, -1)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, M, h*w, D/M]
+    q, k = attention.q_norm(q), attention.k_norm(k)
+    rows = _distances(attention.rel_pos_h, h)  # [h, h, D/M]
+    columns = _distances(attention.rel_pos_w, w)  # [w, w, D/M]
+    grid = q.reshape(batch * heads, h, w, -1)
+    by_row = torch.einsum("bhwc,hkc->bhwk", grid, rows)
+    by_column = torch.einsum("bhwc,wkc->bhwk", grid, columns)
+    bias = by_row[:, :, :, :, None] + by_column[:, :, :, None, :]  # [B*M, h, w, h, w]
+    bias = bias.reshape(batch, heads, tokens, tokens)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    out = attention.proj(out.transpose(1, 2).reshape(batch, tokens, dim))
+    return attention.proj_drop(out).view(batch, h, w, dim)
+
+
+def _distances(table: Tensor, n: int) -> Tensor:
+    """Rows of a table [2*n0-1, C] for all pairs of n positions: [n, n, C]."""
+    if not isinstance(n, int) or 2 * n - 1 != table.shape[0]:
+        table = F.interpolate(table.t().unsqueeze(0), size=2 * n - 1, mode="linear")[0].t()
+    places = torch.arange(n)
+    return table[places[:, None] - places[None, :] + (n - 1)]
