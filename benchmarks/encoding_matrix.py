@@ -86,8 +86,15 @@ def rows() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             yield f"{name} ({label})", name, options
 
 
-def cells_of(label: str, name: str, options: Mapping[str, Any], folder: Path) -> Iterator[Cell]:
-    """All cells of one row."""
+def cells_of(
+    label: str,
+    name: str,
+    options: Mapping[str, Any],
+    folder: Path,
+    *,
+    baked_kinds: tuple[str, ...] | None = None,
+) -> Iterator[Cell]:
+    """All cells of one row; ``baked_kinds`` leaves out baked files of other sizes."""
     homes = encodings.networks_of(name)
     network = next(n for n in ("vit", "swin", "video") if n in homes)
     model, kwargs = _CARRIERS[network]
@@ -108,6 +115,8 @@ def cells_of(label: str, name: str, options: Mapping[str, Any], folder: Path) ->
         return report.artifacts[0].path
 
     for kind, size in _SIZES[network].items():
+        if baked_kinds is not None and kind not in baked_kinds:
+            continue
         yield from _judge(label, kind, "baked", export(resolution=size, dynamic="batch"), size)
     try:
         path = export(dynamic="all")

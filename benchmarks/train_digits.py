@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,13 @@ from vitpe_deploy import digits
 from vitpe_deploy.digits import dataset
 from vitpe_deploy.errors import UsageError, VitpeError
 from vitpe_deploy.models.networks import native_size, network_of
-from vitpe_deploy.models.presets import SwinConfig, VideoConfig
+from vitpe_deploy.models.presets import VideoConfig
 from vitpe_deploy.request import closest
 
 LIBRARIES = ("torch", "numpy", "pillow", "scikit-learn", "safetensors")
+
+EPOCHS = {"window-bias": 30, "log-cpb": 30, "relative-1d": 40, "relative-2d": 40}
+"""By encoding; 20 for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class Recipe:
 
 
 def recipe_for(model: str) -> Recipe:
-    """Windows learn more slowly than attention that sees every token."""
-    return Recipe(epochs=30) if isinstance(digits.PRESETS[model], SwinConfig) else Recipe()
+    """The recipe of one model; those that know positions from a bias alone learn more slowly."""
+    return replace(Recipe(), epochs=EPOCHS.get(digits.PRESETS[model].encoding, Recipe().epochs))
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,12 +60,10 @@ def write_onnx(
         )
         return WrittenFile((path, data), hashlib.sha256(path.read_bytes()).hexdigest())
     digest = hashlib.sha256()
-    # Both let go of the interpreter lock, so a second core hashes what the first one writes.
-    with path.open("wb") as file, ThreadPoolExecutor(max_workers=1) as hasher:
+    with path.open("wb") as file:
         for part in _serialized(model):
-            hashed = hasher.submit(digest.update, part)
+            digest.update(part)
             file.write(part)
-            hashed.result()
     return WrittenFile((path,), digest.hexdigest())
 
 

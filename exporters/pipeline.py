@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,7 @@ class _Export:
         self.facts = source.facts()
         self.plan: Plan = make_plan(request, self.facts)
         refuse_existing(self.plan.paths(request), force=request.force)
+        self._weights_sha256: Future[str] = Future()
 
     def run(self) -> ExportReport:
         """All steps, for all graphs of the plan."""
@@ -196,6 +198,10 @@ class _Export:
             loaded = self.source.load()
             self.facts = loaded.facts
             self.plan = make_plan(self.request, self.facts)
+            # Hashed while the tracer keeps the other cores idle.
+            hasher = ThreadPoolExecutor(max_workers=1)
+            self._weights_sha256 = hasher.submit(loaded.weights_sha256)
+            hasher.shutdown(wait=False)
         native = "" if self.facts.native is None else f", native {self.facts.native}"
         self.progress.end(
             f"{_count(loaded.num_parameters)} params ({loaded.weights}){native}",
@@ -354,7 +360,7 @@ class _Export:
             model=facts.spec,
             source=None if self.source.anonymous else SourceRecord.from_request(request.model),
             weights=loaded.weights,
-            weights_sha256=loaded.weights_sha256(),
+            weights_sha256=self._weights_sha256.result(),
             encoding=facts.encoding,
             encoding_params=dict(facts.encoding_params),
             resample_rule=rule,

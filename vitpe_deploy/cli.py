@@ -1,8 +1,8 @@
 """The commands: flags in, the Python interface called, a report out.
 
 ``vitpe`` has the commands as sub-commands; ``vitpe-export``, ``vitpe-verify`` and ``vitpe-plot``
-are the same functions under their own names. Nothing heavy is imported before it is needed, so that ``--help``
-and refusals are instant.
+are the same functions under their own names. Nothing heavy is imported before it is needed, so
+that ``--help`` and refusals are instant.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitpe_deploy import __version__
 from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_boundary import Outcome, run_app, stdout_for_results
 from vitpe_deploy.cli_plot import plot_command
@@ -23,25 +22,6 @@ from vitpe_deploy.errors import ParityError, UsageError
 
 if TYPE_CHECKING:
     from vitpe_deploy.results import ExportReport, VerifyReport
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"vitpe-deploy {__version__}")
-        raise typer.Exit
-
-
-Version = Annotated[
-    bool,
-    typer.Option(
-        "--version",
-        metavar="",
-        callback=_print_version,
-        is_eager=True,
-        help="Print the version.",
-        rich_help_panel=o.GENERAL,
-    ),
-]
 
 
 def export(
@@ -80,7 +60,7 @@ def export(
     verbose: o.Verbose = 0,
     quiet: o.Quiet = False,
     threads: o.Threads = None,
-    version: Version = False,
+    version: o.Version = False,
 ) -> Outcome:
     """Export a Vision Transformer at exactly the size given, and prove it equal to PyTorch.
 
@@ -163,7 +143,7 @@ def verify(
     verbose: o.VerifyVerbose = 0,
     quiet: o.Quiet = False,
     threads: o.Threads = None,
-    version: Version = False,
+    version: o.Version = False,
 ) -> Outcome:
     """Prove an artifact equal to PyTorch again: later, on another machine or device.
 
@@ -246,7 +226,7 @@ def _app(*commands: str) -> typer.Typer:
 
 def _vitpe(
     context: typer.Context,
-    version: Version = False,
+    version: o.Version = False,
 ) -> Outcome | None:
     """Vision Transformers with any positional encoding, at any size, to ONNX and OpenVINO."""
     del version

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from vitpe_deploy import __version__
 from vitpe_deploy.errors import UsageError
 
 SIZE = "Size"
@@ -406,3 +407,22 @@ def verbosity(verbose: int, quiet: bool) -> int:
     if quiet and verbose:
         raise UsageError("-q contradicts -v", hint="Leave one of them out.")
     return -1 if quiet else verbose
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vitpe-deploy {__version__}")
+        raise typer.Exit
+
+
+Version: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        metavar="",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version.",
+        rich_help_panel=GENERAL,
+    ),
+]

@@ -108,11 +108,13 @@ def plot_command(
     as_json: o.Json = False,
     verbose: Verbose = 0,
     quiet: o.Quiet = False,
+    version: o.Version = False,
 ) -> Outcome:
     """Draw positions: how alike they are, what they add to attention, how fast they turn.
 
     Example: vitpe-plot vit_small_patch16_224 --pe sincos-2d --res 384
     """
+    del version
     level = o.verbosity(verbose, quiet)
     from vitpe_deploy.plot.drawing import check_format, draw, require_matplotlib
 

@@ -211,7 +211,9 @@ class ModelFacts:
         if self.no_dynamic:
             raise UnsupportedError(
                 f"{self.name} cannot be exported with a dynamic size: {self.no_dynamic}",
-                hint="Export the sizes you need as one static file each: --res A --res B.",
+                hint="Leave out --dynamic."
+                if self.size_rule.fixed is not None
+                else "Export each size that you need as a static file: --res takes several.",
             )
         return self.dynamic_rule or self.size_rule
 

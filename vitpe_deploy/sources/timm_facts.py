@@ -38,16 +38,18 @@ def library_facts(library: Library, sizes: Sizes) -> ModelFacts:
     names = [n for n in found if n != "feature-map"]
     if "feature-map" in found or _is_grid(found, sizes, prefix, divisor):
         names.append("feature-map")
+    rule = sizes.static_rule()
+    dynamic_rule: SizeRule | None = None
+    no_dynamic = ""
     try:
-        dynamic_rule: SizeRule | None = sizes.symbolic_rule()
-        no_dynamic = ""
+        dynamic_rule = sizes.symbolic_rule()
     except NoRuleError as problem:
-        dynamic_rule, no_dynamic = None, str(problem)
+        no_dynamic = rule.fixed_reason if rule.fixed is not None else str(problem)
     return ModelFacts(
         name=library.name.replace(".", "_"),
         spec=f"timm:{library.name}",
         native=sizes.native,
-        size_rule=sizes.static_rule(),
+        size_rule=rule,
         grid_divisor=divisor,
         encoding=encoding_of(probe),
         encoding_params={},

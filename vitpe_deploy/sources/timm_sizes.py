@@ -15,6 +15,7 @@ not taken: it reads them at the wrong place (MViTv2 below its native size).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -175,8 +176,7 @@ class Sizes:
             if not outcome.reason and outcome.tables:
                 return "as-is", outcome
             raise NoRuleError(
-                f"timm's loader does not resample weights of {self.native} for it "
-                f"({_first(problem)})",
+                f"timm's loader does not resample weights of {self.native} ({_first(problem)})",
                 final=True,
             ) from problem
         outcome = run(made, size)
@@ -387,4 +387,7 @@ def _native_size(probe: nn.Module) -> Resolution:
 
 
 def _first(problem: CreationError) -> str:
-    return str(problem).partition(";")[0]
+    """What does not fit first, in few words."""
+    text = str(problem).partition(";")[0]
+    found = re.search(r"mismatch for (\S+):.*?Size\((\[[^)]*\])\).*?Size\((\[[^)]*\])\)", text)
+    return f"{found[1]} is {found[2]}, needs {found[3]}" if found is not None else text

@@ -15,12 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitpe_deploy.sources.timm_windows import rewrite_window_block
+
 
 def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
     """Change a copy in place and give it back.
 
     * Attention that timm computes by hand unless told otherwise calls torch's function, which the
       tracer writes as one node.
+    * Windows of Swin are cut, masked and joined in closed form.
     * Rotary coordinates that timm divides by ``float(size)`` divide by a tensor: Python's float
       would freeze them at the size of the trace (DINOv3: right there, wrong everywhere else).
     * Decomposed relative positions (SAM) compare sizes in Python to decide whether a table fits;
@@ -31,6 +34,8 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
         symbolic: whether height and width are symbolic in the trace.
     """
     for child in module.modules():
+        if rewrite_window_block(child):
+            continue
         if getattr(child, "fused_attn", None) is False:
             child.fused_attn = True  # type: ignore[assignment]
         if symbolic and _has_centred_rope(child):
