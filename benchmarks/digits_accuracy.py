@@ -257,7 +257,7 @@ def as_text(lines: list[list[str]]) -> str:
 def as_markdown(lines: list[list[str]]) -> str:
     """A table; numbers to the right."""
     head, *body = [f"| {' | '.join(line)} |" for line in lines]
-    rule = "|".join(["---", *["---:"] * (len(lines[0]) - 1)])
+    rule = "|".join("---" if name in ("model", "positions") else "---:" for name in lines[0])
     return "\n".join([head, f"|{rule}|", *body])
 
 

@@ -28,6 +28,8 @@ from exporters.trace import ATTENTION_DOMAIN, TracedGraph, trace
 from vitpe_deploy import __version__
 from vitpe_deploy.errors import ArtifactError
 from vitpe_deploy.files import StagedFiles, refuse_existing, sha256_of, total_size
+from vitpe_deploy.limits import KEY as LIMITS_KEY
+from vitpe_deploy.limits import limits_to_text
 from vitpe_deploy.manifest import Manifest, SourceRecord, TensorRecord, manifest_path
 from vitpe_deploy.parity import (
     Outputs,
@@ -298,6 +300,8 @@ class _Export:
         with self.clock.step("write"):
             manifest = self._manifest(kind, target, graph, loaded, chosen, rule)
             props = manifest.metadata_props()
+            if self.plan.limits:
+                props[LIMITS_KEY] = limits_to_text(self.plan.limits)
             if kind is Format.ONNX:
                 written = write_onnx(chosen.model, staging.path(name), props)
                 for extra in written.paths[1:]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitpe_deploy.limits import AxisLimit
 from vitpe_deploy.errors import UnsupportedError, UsageError
 from vitpe_deploy.request import (
     OPSETS,
@@ -19,7 +20,7 @@ from vitpe_deploy.request import (
     Resolution,
     Target,
 )
-from vitpe_deploy.sources.base import ModelFacts
+from vitpe_deploy.sources.base import LengthRule, ModelFacts
 
 _SUFFIXES = {Format.ONNX: ".onnx", Format.OPENVINO: ".xml"}
 
@@ -62,6 +63,7 @@ class Plan:
 
     outputs: tuple[str, ...]
     graphs: tuple[PlannedGraph, ...]
+    limits: tuple[AxisLimit, ...] = ()
 
     def paths(self, request: ExportRequest) -> Iterator[Path]:
         """Every file that will be there, except weights that are too large for one ONNX file."""
@@ -86,6 +88,7 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
     """
     symbolic_size = facts.input.has_symbolic_size(request.dynamic)
     _check_flags(request, symbolic_size=symbolic_size)
+    limits = _limits(request, facts) if symbolic_size else ()
     sizes = _sizes(request, facts)
     outputs = facts.check_outputs(request.outputs)
     graphs: tuple[PlannedGraph, ...]
@@ -93,7 +96,7 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
         graphs = (_dynamic_graph(request, facts, sizes),)
     else:
         graphs = tuple(_static_graph(request, facts, size) for size in sizes)
-    return Plan(outputs, graphs)
+    return Plan(outputs, graphs, limits)
 
 
 def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
@@ -147,6 +150,9 @@ def _sizes(request: ExportRequest, facts: ModelFacts) -> tuple[Resolution, ...]:
     if not request.resolutions and facts.native is None:
         raise UsageError(f"{facts.name} has no native size", hint="Give --res.")
     sizes = request.resolutions or ((facts.native,) if facts.native is not None else ())
+    span = request.size_range
+    if span is not None and not request.resolutions and sizes[0] not in span:
+        sizes = (Resolution(span.low, span.low),)
     rule = facts.sizes(symbolic=request.dynamic.size)
     for size in sizes:
         rule.check(size, allow_floor=request.allow_floor)
@@ -157,6 +163,34 @@ def _sizes(request: ExportRequest, facts: ModelFacts) -> tuple[Resolution, ...]:
     if len(set(sizes)) != len(sizes):
         raise UsageError("--res names one size twice")
     return sizes
+
+
+def _limits(request: ExportRequest, facts: ModelFacts) -> tuple[AxisLimit, ...]:
+    """What a file with a symbolic size can take on each axis.
+
+    Raises:
+        UsageError: a range whose sizes the model cannot take.
+    """
+    rule, span = facts.size_rule, request.size_range
+    axes = facts.input.size_axes()
+    if isinstance(rule, LengthRule):
+        (axis,) = axes
+        return (AxisLimit(axis, axes[axis], 1, rule.limit),)
+    free = rule.remainder == "pads" or (rule.remainder == "floors" and request.allow_floor)
+    limits = []
+    for (axis, name), divisor in zip(axes.items(), rule.divisor, strict=True):
+        unit = 1 if free else divisor
+        if span is None:
+            limits.append(AxisLimit(axis, name, unit, None, unit))
+            continue
+        step = unit if span.step == 1 else span.step
+        if span.low % unit or step % unit:
+            raise UsageError(
+                f"--res-range {span} holds sizes that do not fit {rule.reason}",
+                hint=f"Use a low end and a step that are multiples of {unit}.",
+            )
+        limits.append(AxisLimit(axis, name, span.low, span.high, step))
+    return tuple(limits)
 
 
 def _check_range(request: ExportRequest, size: Resolution, flag: str) -> None:

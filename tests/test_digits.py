@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -89,6 +90,14 @@ def test_files_are_small_and_the_log_is_theirs(model: str) -> None:
     assert isinstance(epochs, list)
     assert epochs[-1]["test_accuracy"] == log["test_accuracy"]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_log_is_of_the_command_as_it_is(model: str, trainer: ModuleType) -> None:
+    log = log_of(model)
+    assert log["recipe"] == dataclasses.asdict(trainer.recipe_for(model))
+    config = json.loads(json.dumps(dataclasses.asdict(digits.PRESETS[model])))
+    assert log["config"] == config
 
 
 def test_facts_need_no_torch() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitpe_deploy.errors import UsageError
+from vitpe_deploy.limits import AxisLimit, check_shape
 from vitpe_deploy.threads import available_cpus
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -62,6 +63,7 @@ class Opened:
     info: RuntimeInfo
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    limits: tuple[AxisLimit, ...] = ()
 
 
 class Runtime(ABC):
@@ -143,9 +145,13 @@ class Runtime(ABC):
 
         Raises:
             UsageError: not open, an input is missing, unknown, or of another shape or dtype.
+            SizeError: a size outside the limits that the file carries.
             ArtifactError: the engine failed on inputs that fit the declaration.
         """
-        check_inputs(inputs, self._state().inputs)
+        state = self._state()
+        check_inputs(inputs, state.inputs)
+        if state.limits and state.inputs:
+            check_shape(state.limits, inputs[state.inputs[0].name].shape)
         return self._run(inputs)
 
 

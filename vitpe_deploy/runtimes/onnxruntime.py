@@ -10,6 +10,7 @@ from typing import Any
 
 from vitpe_deploy.errors import ArtifactError, DeviceError, MissingExtraError, UsageError
 from vitpe_deploy.request import closest
+from vitpe_deploy.limits import KEY, limits_from_text
 from vitpe_deploy.runtimes.base import (
     Array,
     FileRuntime,
@@ -94,7 +95,8 @@ class OnnxRuntime(FileRuntime):
             precision_executed="f32" if provider == _CPU_PROVIDER else "unknown",
             threads=session.get_session_options().intra_op_num_threads,
         )
-        return Opened(info, _tensors(session.get_inputs()), outputs)
+        limits = limits_from_text(session.get_modelmeta().custom_metadata_map.get(KEY))
+        return Opened(info, _tensors(session.get_inputs()), outputs, limits)
 
     def _providers(self, engine: Any) -> list[tuple[str, dict[str, str]]]:
         available = engine.get_available_providers()

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vitpe_deploy.errors import ArtifactError, DeviceError, UnsupportedError, UsageError
+from vitpe_deploy.limits import KEY, AxisLimit, limits_from_text
 from vitpe_deploy.runtimes.base import (
     Array,
     Dim,
@@ -44,6 +45,7 @@ class OpenVinoRuntime(FileRuntime):
         engine = import_openvino()
         core = engine.Core()
         model = self._read(core)
+        limits = _limits(model)
         base_devices = self._base_devices()
         if any(d.startswith("NPU") for d in base_devices) and model.is_dynamic():
             shapes = ", ".join(f"{_name(p)} {p.get_partial_shape()}" for p in model.inputs)
@@ -78,7 +80,8 @@ class OpenVinoRuntime(FileRuntime):
             precision_executed=_read_precision(compiled, device),
             threads=_read_threads(compiled, device, self._threads),
         )
-        return Opened(info, tuple(_tensor(p, _name(p)) for p in compiled.inputs), outputs)
+        inputs = tuple(_tensor(p, _name(p)) for p in compiled.inputs)
+        return Opened(info, inputs, outputs, limits)
 
     def _read(self, core: Any) -> Any:
         path = self._path
@@ -214,6 +217,12 @@ def _ci_environment() -> Iterator[None]:
             del os.environ["CI"]
         else:
             os.environ["CI"] = before
+
+
+def _limits(model: Any) -> tuple[AxisLimit, ...]:
+    """The limits that the file carries, under ``framework`` as OpenVINO keeps ONNX metadata."""
+    path = ["framework", KEY]
+    return limits_from_text(model.get_rt_info(path).astype(str) if model.has_rt_info(path) else None)
 
 
 def _output_positions(ports: list[Any], extra: tuple[str, ...]) -> dict[str, int]:

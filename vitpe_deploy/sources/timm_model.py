@@ -20,6 +20,7 @@ from vitpe_deploy.sources.observe import (
 )
 from vitpe_deploy.sources.timm_facts import all_outputs, block_paths
 from vitpe_deploy.sources.timm_library import CreationError, Library
+from vitpe_deploy.sources.timm_relative import write_relative
 from vitpe_deploy.sources.timm_sizes import NoRuleError, Sizes
 from vitpe_deploy.sources.timm_traceable import make_traceable
 from vitpe_deploy.sources.watched import WatchedModel
@@ -60,12 +61,17 @@ class TimmModel(WatchedModel):
 
     def explicit(self, size: Resolution | None) -> nn.Module:
         """The same with the parts that torch cannot trace written in another way."""
+        if size is None and self._sizes.in_graph:
+            network = self.fresh()
+            write_relative(network)
+            return make_traceable(network, symbolic=True)
         return make_traceable(self.fresh(size, symbolic=size is None), symbolic=size is None)
 
     def _network(
         self, size: Resolution | None, symbolic: bool
     ) -> tuple[nn.Module, tuple[TableResample, ...]]:
         """The network and the tables that were resampled to make it; the last one is kept."""
+        symbolic = symbolic and not self._sizes.in_graph
         if symbolic:
             key: object = "any size"
             if not self._sizes.has_flag:
@@ -129,6 +135,9 @@ class TimmModel(WatchedModel):
         facts = self.facts
         kind = facts.encoding or "positions"
         old = None if facts.native is None else facts.grid(facts.native)
+        if size is None and self._sizes.in_graph:
+            rule = None if kind == "log-cpb" else GEOMETRIC
+            return (PositionFit(kind, old, None, rule),)
         if size is None or self._way(size) != "created":
             return tuple(dict.fromkeys(super().position_fits(size)))
         made, tables = self._network(size, False)

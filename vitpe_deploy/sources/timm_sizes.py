@@ -27,6 +27,7 @@ from vitpe_deploy.request import Resolution
 from vitpe_deploy.sources.base import Remainder, SizeRule
 from vitpe_deploy.sources.observe import TableResample, TableWatcher, torch_unchanged
 from vitpe_deploy.sources.timm_library import CreationError, Library, first_line
+from vitpe_deploy.sources.timm_relative import writes_in_graph
 
 Way: TypeAlias = Literal["native", "created", "as-is"]
 
@@ -191,6 +192,13 @@ class Sizes:
             self._flag = self.library.takes("dynamic_img_size", True)
         return self._flag
 
+    @property
+    def in_graph(self) -> bool:
+        """Whether all that belongs to a size can be computed from it in the file."""
+        if self.has_flag or not self.takes_size or not writes_in_graph(self.probe):
+            return False
+        return self._owned_table() is not None
+
     def symbolic_probe(self) -> nn.Module:
         """A network without data that runs at any size of its rule.
 
@@ -233,6 +241,8 @@ class Sizes:
         Raises:
             NoRuleError: there is no network that runs at more than one size.
         """
+        if self.in_graph:
+            return self.static_rule()
         probe = self.symbolic_probe()
         if self.has_flag:
             rule = _rule(lambda size: run(probe, size), self.native, probe)
