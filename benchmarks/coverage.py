@@ -101,7 +101,7 @@ def run_cell(
     cell, options = Cell(family, mode), dict(options or {})
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.safetensors"
-        _draw(family, options, weights)
+        draw(family, options, weights)
         try:
             size, sizes = _sizes(family, mode, options)
             start = time.perf_counter()
@@ -129,7 +129,7 @@ def run_cell(
     return cell
 
 
-def _draw(family: str, options: Mapping[str, Any], path: Path) -> None:
+def draw(family: str, options: Mapping[str, Any], path: Path) -> None:
     import timm
     from safetensors.torch import save_file
 

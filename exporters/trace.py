@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,6 +216,18 @@ def _block_names(loaded: LoadedModel) -> list[str]:
         return []
 
 
+@contextlib.contextmanager
+def _quiet_registration() -> Iterator[None]:
+    """Torch warns of each torchvision operator that it cannot translate where that is missing."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _export(
     wrapped: nn.Module,
     example: Tensor,
@@ -226,7 +239,12 @@ def _export(
     shapes = {axis: torch.export.Dim.DYNAMIC for axis in symbolic}
     noise = io.StringIO()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(noise), torch.no_grad():
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(noise),
+            _quiet_registration(),
+            torch.no_grad(),
+        ):
             warnings.simplefilter("ignore")
             return torch.onnx.export(
                 wrapped,
