@@ -129,12 +129,8 @@ def cells_of(
         yield from _judge(label, kind, "in-graph", path, size)
 
 
-def _judge(
-    label: str, kind: str, form: str, path: str, size: tuple[int, int]
-) -> Iterator[Cell]:
-    report = vitpe_deploy.verify(
-        path, resolutions=[Resolution(*size)], batches=BATCHES, rtol=LIMIT
-    )
+def _judge(label: str, kind: str, form: str, path: str, size: tuple[int, int]) -> Iterator[Cell]:
+    report = vitpe_deploy.verify(path, resolutions=[Resolution(*size)], batches=BATCHES, rtol=LIMIT)
     for engine in ENGINES:
         found = [r for r in report.parity if r.runtime == engine]
         seen = {r.batch for r in found}

@@ -4,8 +4,10 @@
     python benchmarks/export_cost.py --rounds 5 --json
 
 Own work is fit + optimise + simplify + write as ``vitpe-export --json`` reports them: positions
-resampled, passes, onnxsim (its import included), serialisation, both SHA-256 sums. Tracing, which
-is the bare call with attention and positions made explicit, and parity are printed beside it.
+resampled, passes, onnxsim (its import included), serialisation, the SHA-256 of the file. That of
+the weights is computed on another core while the tracer runs, and waited for in write. ``--json``
+also has the other steps: the trace, which is the bare call with attention and positions made
+explicit, and loading.
 
 The bare call is ``torch.onnx.export(model, (x,), dynamo=True, opset_version=20)`` on the same eager
 network, which interpolates its own positions, with gradients off. It writes no file.

@@ -43,7 +43,9 @@ def _name_by_place(model: Any) -> None:
         if kind == "Parameter":
             operation.set_friendly_name(operation.output(0).get_any_name())
         elif kind == "Result":
-            operation.set_friendly_name(f"{operation.input(0).get_source_output().get_any_name()}/result")
+            operation.set_friendly_name(
+                f"{operation.input(0).get_source_output().get_any_name()}/result"
+            )
         else:
             operation.set_friendly_name(f"{kind}_{place}")
     model.set_friendly_name("main_graph")

@@ -241,7 +241,9 @@ class _Export:
     def _optimise(self, traced: TracedGraph, loaded: LoadedModel) -> dict[Target, _Spelled]:
         """A finished graph for each target that a format needs."""
         self.progress.begin(4, TOTAL_STEPS, "Optimise")
-        targets = list(dict.fromkeys(_target_of(kind, self.request) for kind in self.request.formats))
+        targets = list(
+            dict.fromkeys(_target_of(kind, self.request) for kind in self.request.formats)
+        )
         before = self.clock.last("optimise", "simplify")
         spelled = {}
         for place, target in enumerate(targets):
@@ -307,8 +309,13 @@ class _Export:
                 for extra in written.paths[1:]:
                     staging.path(extra.name)
                 staged = _Staged(
-                    kind, target, written.paths[0], written.paths, written.sha256,
-                    chosen, len(chosen.model.graph),
+                    kind,
+                    target,
+                    written.paths[0],
+                    written.paths,
+                    written.sha256,
+                    chosen,
+                    len(chosen.model.graph),
                 )
             else:
                 staged = self._stage_ir(target, name, chosen, props, staging)
@@ -340,9 +347,7 @@ class _Export:
             for path in written.paths:
                 path.unlink(missing_ok=True)
         staging.path(files[1].name)
-        return _Staged(
-            Format.OPENVINO, target, xml, files, sha256_of(xml), chosen, operations
-        )
+        return _Staged(Format.OPENVINO, target, xml, files, sha256_of(xml), chosen, operations)
 
     def _manifest(
         self,
@@ -387,7 +392,10 @@ class _Export:
             preprocess=facts.preprocess.as_dict(),
             labels=facts.labels,
             input_layout=facts.input.as_dict(),
-            tolerance={"rtol": request.verify.tolerance.rtol, "atol": request.verify.tolerance.atol},
+            tolerance={
+                "rtol": request.verify.tolerance.rtol,
+                "atol": request.verify.tolerance.atol,
+            },
             verdict="unverified",
         )
 
@@ -450,9 +458,7 @@ class _Export:
                             kept_tokens=manifest.kept_tokens,
                         )
                         verdicts.append(verdict)
-                        report_layers(
-                            self.progress, verdict, _engine_label(runtime, artifact)
-                        )
+                        report_layers(self.progress, verdict, _engine_label(runtime, artifact))
                 results.append((rows, verdicts))
         self.progress.end("")
         return results
@@ -601,7 +607,9 @@ def _report_rows(
     if not good:
         for row in (r for r in rows if not r.passed):
             size = "x".join(map(str, row.resolution or ()))
-            needed = "" if row.limit_needed is None else f", would pass at --rtol {row.limit_needed:.1e}"
+            needed = (
+                "" if row.limit_needed is None else f", would pass at --rtol {row.limit_needed:.1e}"
+            )
             what = row.problem or f"max rel {row.max_rel:.1e}"
             progress.line(f"{row.output} at {size} b{row.batch}: {what}{needed}", label=label)
 

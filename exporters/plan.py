@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitpe_deploy.limits import AxisLimit
 from vitpe_deploy.errors import UnsupportedError, UsageError
+from vitpe_deploy.limits import AxisLimit
 from vitpe_deploy.request import (
     OPSETS,
     Dynamic,

@@ -133,9 +133,9 @@ def _additive_bias(
         rows = torch.arange(query.shape[-2]).unsqueeze(1)
         columns = torch.arange(key.shape[-2]).unsqueeze(0)
         zero = torch.zeros((), dtype=query.dtype)
-        causal = torch.where(
-            columns <= rows, zero, torch.full((), lowest, dtype=query.dtype)
-        )[None, None]
+        causal = torch.where(columns <= rows, zero, torch.full((), lowest, dtype=query.dtype))[
+            None, None
+        ]
         bias = causal if bias is None else bias + causal
     return bias
 
@@ -155,7 +155,11 @@ class _Traceable(nn.Module):
     """What the tracer sees: pixel values in, the outputs asked for and the blocks out."""
 
     def __init__(
-        self, loaded: LoadedModel, module: nn.Module, names: Sequence[str], override: ResampleOverride
+        self,
+        loaded: LoadedModel,
+        module: nn.Module,
+        names: Sequence[str],
+        override: ResampleOverride,
     ) -> None:
         super().__init__()
         self.module = module

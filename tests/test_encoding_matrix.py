@@ -1,7 +1,7 @@
 """Every encoding x size x baked or in the graph x engine x batch, within 1e-4 of PyTorch.
 
 The reduced form takes the non-square baked file and the four sizes of the dynamic one; the full
-matrix (``pytest -m slow tests/test_encoding_matrix.py``, or ``benchmarks/encoding_matrix.py``) takes
+matrix (``pytest -m slow tests/test_encoding_matrix.py``, ``benchmarks/encoding_matrix.py``) takes
 every baked size and every variant.
 """
 

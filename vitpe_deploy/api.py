@@ -322,9 +322,7 @@ def _require_own_exporters() -> None:
     )
 
 
-def _source(
-    request: ModelRequest, module: nn.Module | None, sizes: Sequence[Resolution]
-) -> Source:
+def _source(request: ModelRequest, module: nn.Module | None, sizes: Sequence[Resolution]) -> Source:
     if module is None:
         from vitpe_deploy.sources import open_source
 

@@ -72,7 +72,9 @@ def write_bundle(
             for file in manifest.files:
                 with (
                     (artifact.parent / file).open("rb") as source,
-                    bundle.open(zipfile.ZipInfo(file, _FIXED_DATE), "w", force_zip64=True) as target,
+                    bundle.open(
+                        zipfile.ZipInfo(file, _FIXED_DATE), "w", force_zip64=True
+                    ) as target,
                 ):
                     while chunk := source.read(_CHUNK):
                         target.write(chunk)
@@ -115,7 +117,9 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             yield _unpack(path, Path(folder))
         except (zipfile.BadZipFile, KeyError, ValidationError, ValueError, EOFError) as problem:
             lines = str(problem).splitlines() or [type(problem).__name__]
-            raise ArtifactError(f"{path} is not a bundle or is damaged: {lines[0][:200]}") from problem
+            raise ArtifactError(
+                f"{path} is not a bundle or is damaged: {lines[0][:200]}"
+            ) from problem
 
 
 def _unpack(path: Path, folder: Path) -> Bundle:

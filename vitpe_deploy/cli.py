@@ -183,8 +183,8 @@ def verify(
             console.note(f"packed {path}")
             model, sizes, images = {}, (), None
         report = api.verify(
-            path, **model, resolutions=sizes, batches=batch or (), runtimes=engines, device=device, images=images,
-            layers=layers, rtol=rtol, atol=atol, threads=threads, progress=console,
+            path, **model, resolutions=sizes, batches=batch or (), runtimes=engines,
+            device=device, images=images, layers=layers, rtol=rtol, atol=atol, threads=threads, progress=console,
         )  # fmt: skip
         for verdict in report.layers:
             for reason in verdict.not_comparable:

@@ -99,7 +99,9 @@ Res: TypeAlias = Annotated[
 ]
 DynamicDims: TypeAlias = Annotated[
     str,
-    _value(SIZE, "WHICH", "--dynamic", text="Dimensions left symbolic: none, batch, size, length, all."),
+    _value(
+        SIZE, "WHICH", "--dynamic", text="Dimensions left symbolic: none, batch, size, length, all."
+    ),
 ]
 ResRange: TypeAlias = Annotated[
     str | None,

@@ -58,7 +58,9 @@ class StagedFiles:
             try:
                 os.replace(self._staging / name, final)
             except OSError as problem:
-                raise ArtifactError(f"cannot write {final}: {problem.strerror or problem}") from problem
+                raise ArtifactError(
+                    f"cannot write {final}: {problem.strerror or problem}"
+                ) from problem
             finals.append(final)
         self._names.clear()
         return tuple(finals)

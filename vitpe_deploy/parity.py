@@ -267,7 +267,9 @@ def check_layers(
     with runtime:
         given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
         for name in layers:
-            right = [_kept(o[name], g[name], kept_tokens) for o, g in zip(expected, given, strict=True)]
+            right = [
+                _kept(o[name], g[name], kept_tokens) for o, g in zip(expected, given, strict=True)
+            ]
             result = compare(right, [o[name] for o in given], classes=False)
             if result.problem is not None and result.problem.startswith("shape"):
                 skipped.append(f"{name}: {result.problem}")

@@ -199,7 +199,7 @@ def _load(manifest: Manifest, against: Source | None, shown: Progress) -> Loaded
         if manifest.source is None:
             raise UsageError(
                 f"{manifest.files[0]} was exported from a module passed in from Python",
-                hint="Name the model with --against, or use vitpe_deploy.verify(..., against=module).",
+                hint="Name the model with --against; from Python, pass against=module.",
             )
         from vitpe_deploy.sources import open_source
 
@@ -208,12 +208,14 @@ def _load(manifest: Manifest, against: Source | None, shown: Progress) -> Loaded
     try:
         loaded = source.load()
     except MissingExtraError as problem:
-        raise MissingExtraError(f"{problem.message.split()[0]} (the reference)", "export") from problem
+        raise MissingExtraError(
+            f"{problem.message.split()[0]} (the reference)", "export"
+        ) from problem
     if against is None and loaded.weights_sha256() != manifest.weights_sha256:
         raise SourceError(
             f"{manifest.source.model if manifest.source else 'the model'} has other weights now "
             f"than when {manifest.files[0]} was written",
-            hint="Random weights differ between torch versions; name the right model with --against.",
+            hint="Random weights differ between torch versions; --against names another model.",
         )
     return loaded
 

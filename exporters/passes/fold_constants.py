@@ -72,7 +72,10 @@ def _constant_inputs(node: ir.Node) -> list[np.ndarray | None] | None:
     """All inputs as arrays, None for absent ones; None when any is computed or there is none."""
     if not any(v is not None for v in node.inputs):
         return None
-    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+    if any(
+        a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+        for a in node.attributes.values()
+    ):
         return None
     arrays: list[np.ndarray | None] = []
     for value in node.inputs:

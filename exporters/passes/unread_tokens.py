@@ -74,18 +74,24 @@ class UnreadTokens(GraphPass):
             span = span.join(other)
         if span.end - span.start > _MOST_TOKENS:
             node = selects[0][0]
-            outcome.refuse(node, f"{span.end - span.start} tokens are read, that is most of the work")
+            outcome.refuse(
+                node, f"{span.end - span.start} tokens are read, that is most of the work"
+            )
             return outcome
         wanted = _wanted(graph, {id(node) for node, _ in selects})
         partial = [node for node in graph if _is_partial(node, wanted)]
-        if not any(node.op_type in ("MatMul", "MultiHeadAttention", "Attention") for node in partial):
+        if not any(
+            node.op_type in ("MatMul", "MultiHeadAttention", "Attention") for node in partial
+        ):
             for node, _ in selects:
                 outcome.refuse(node, "another output reads all tokens of its input")
             return outcome
         _Cutter(graph, wanted, span).cut(partial, selects)
         remove_dead(graph)
         outcome.facts[KEPT_TOKENS] = (span.start, span.end)
-        outcome.changed = sum(node.op_type in ("MultiHeadAttention", "Attention") for node in partial)
+        outcome.changed = sum(
+            node.op_type in ("MultiHeadAttention", "Attention") for node in partial
+        )
         return outcome
 
 
@@ -225,7 +231,11 @@ class _Cutter:
         if axis not in self._bounds:
             self._bounds[axis] = tuple(
                 new_initializer(self._graph, f"tokens_{label}", np.array([n], dtype=np.int64))
-                for label, n in (("start", self._span.start), ("end", self._span.end), ("axis", axis))
+                for label, n in (
+                    ("start", self._span.start),
+                    ("end", self._span.end),
+                    ("axis", axis),
+                )
             )
         return self._bounds[axis]
 
@@ -258,7 +268,11 @@ class _Cutter:
         third = weights.shape[1] // 3
         name = weight.name if weight is not None and weight.name else "qkv"
         query = self._linear(
-            split, self._slice(split, x, _TOKEN_AXIS), weights[:, :third], biases[:third], f"{name}.q"
+            split,
+            self._slice(split, x, _TOKEN_AXIS),
+            weights[:, :third],
+            biases[:third],
+            f"{name}.q",
         )
         rest = self._linear(split, x, weights[:, third:], biases[third:], f"{name}.kv")
         halves = ir.node(

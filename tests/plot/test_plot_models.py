@@ -43,9 +43,7 @@ def test_learned_table_before_and_after_resampling(seen):
     table = vit.encoding.table[0]
     np.testing.assert_allclose(native.values, cosine(table), atol=1e-6)
     picture = table[1:].T.reshape(1, 32, 6, 6)
-    resampled = torch.nn.functional.interpolate(
-        picture, (9, 6), mode="bicubic", antialias=True
-    )
+    resampled = torch.nn.functional.interpolate(picture, (9, 6), mode="bicubic", antialias=True)
     rows = torch.cat([table[:1], resampled[0].flatten(1).T])
     np.testing.assert_allclose(after.values, cosine(rows), atol=1e-6)
     assert (native.grid, after.grid) == ((6, 6), (9, 6))
@@ -266,9 +264,7 @@ def test_timm_table_at_another_size():
     native = timm.create_model(name, **kwargs)
     table = native.pos_embed.detach()[0]
     picture = table[1:].T.reshape(1, 24, 14, 14)
-    resampled = torch.nn.functional.interpolate(
-        picture, (10, 16), mode="bicubic", antialias=True
-    )
+    resampled = torch.nn.functional.interpolate(picture, (10, 16), mode="bicubic", antialias=True)
     rows = torch.cat([table[:1], resampled[0].flatten(1).T])
     np.testing.assert_allclose(plot.panels[0].values, cosine(table), atol=1e-5)
     np.testing.assert_allclose(plot.panels[1].values, cosine(rows), atol=1e-5)
@@ -342,4 +338,3 @@ def test_repeated_rotary_columns_are_one_pair():
         (turn,) = positions_among(met * 2, (2, 3)).rotations
         np.testing.assert_array_equal(turn.cos[0], np.cos(angle))
         np.testing.assert_array_equal(turn.sin[0], np.sin(angle))
-

@@ -98,6 +98,4 @@ def test_rotary_steps_find_the_frequencies_of_both_axes():
 
 def test_mosaic_leaves_empty_lines_between_maps_only():
     maps = np.arange(1 * 2 * 2 * 2, dtype=float).reshape(1, 2, 2, 2)
-    np.testing.assert_array_equal(
-        mosaic(maps), [[0, 1, np.nan, 4, 5], [2, 3, np.nan, 6, 7]]
-    )
+    np.testing.assert_array_equal(mosaic(maps), [[0, 1, np.nan, 4, 5], [2, 3, np.nan, 6, 7]])

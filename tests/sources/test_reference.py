@@ -119,7 +119,7 @@ def test_refusals_say_where_to_look(options: dict[str, Any], words: str, tmp_pat
 
 def test_length_over_the_limit_names_both_numbers() -> None:
     """S06."""
-    with pytest.raises(SizeError, match="78.*77"):
+    with pytest.raises(SizeError, match=r"78.*77"):
         build("text_clip_base", **TEXT)(torch.ones(1, 78, dtype=torch.int64))
 
 

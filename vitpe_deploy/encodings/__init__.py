@@ -62,10 +62,14 @@ def get(name: str) -> type[PositionEncoding]:
 
 
 def networks_of(name: str) -> tuple[str, ...]:
-    """The reference networks that can carry an encoding, read from its file without importing it."""
+    """The reference networks that can carry an encoding, read from its file, not imported."""
     path = Path(__path__[0]) / f"{check_name(name).replace('-', '_')}.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "networks" and node.value:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and ast.unparse(node.target) == "networks"
+            and node.value
+        ):
             return tuple(ast.literal_eval(node.value))
     return ("vit",)
 

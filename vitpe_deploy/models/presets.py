@@ -48,7 +48,9 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         if self.embed_dim % self.num_heads:
-            raise UsageError(f"embed_dim {self.embed_dim} is not a multiple of {self.num_heads} heads")
+            raise UsageError(
+                f"embed_dim {self.embed_dim} is not a multiple of {self.num_heads} heads"
+            )
         if self.pool not in ("cls", "mean"):
             raise UsageError(f"pool {self.pool!r} is not known", hint="Choose cls or mean.")
         if self.pool == "cls" and not self.class_token:
@@ -178,9 +180,7 @@ class DetrConfig:
 
 DETR_PRESETS: Mapping[str, DetrConfig] = {
     "detr_encoder_patch16_512": DetrConfig(),
-    "detr_encoder_features_25x34": DetrConfig(
-        image_size=(25, 34), patch_size=1, in_channels=2048
-    ),
+    "detr_encoder_features_25x34": DetrConfig(image_size=(25, 34), patch_size=1, in_channels=2048),
 }
 """The encoder of DETR (Carion et al. 2020, section A.4), on pixels and on features of a ResNet."""
 
@@ -352,7 +352,9 @@ VIDEO_PRESETS: Mapping[str, VideoConfig] = {
 Config = TypeVar("Config")
 
 
-def with_options(config: Config, options: Mapping[str, Any], *, flag: str = "--model-kwarg") -> Config:
+def with_options(
+    config: Config, options: Mapping[str, Any], *, flag: str = "--model-kwarg"
+) -> Config:
     """A copy of a config with fields replaced, from values or from text as the shell gives it.
 
     Raises:

@@ -114,7 +114,9 @@ class VisionTransformer(nn.Module):
         dim = config.embed_dim
         self.patch_embed = nn.Conv2d(config.in_channels, dim, config.patch_size, config.patch_size)
         self.prefix = (
-            nn.Parameter(torch.zeros(1, config.prefix_tokens, dim)) if config.prefix_tokens else None
+            nn.Parameter(torch.zeros(1, config.prefix_tokens, dim))
+            if config.prefix_tokens
+            else None
         )
         self.registers = (
             nn.Parameter(torch.zeros(1, config.register_tokens, dim))
@@ -190,7 +192,9 @@ class VisionTransformer(nn.Module):
     def forward_head(self, features: Features) -> Tensor:
         """Logits [B, classes]."""
         if self.head is None:
-            raise UsageError("this model has no classification head", hint="Ask for pooled or tokens.")
+            raise UsageError(
+                "this model has no classification head", hint="Ask for pooled or tokens."
+            )
         logits: Tensor = self.head(features["pooled"])
         if self.head_dist is not None:
             logits = (logits + self.head_dist(features["tokens"][:, 1])) / 2

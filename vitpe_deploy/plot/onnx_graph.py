@@ -181,9 +181,7 @@ class OnnxReader:
             else:
                 continue
             if any(i in self._following for i in inputs):
-                yield from (
-                    _Operand(how, i) for i in candidates if i and i not in self._following
-                )
+                yield from (_Operand(how, i) for i in candidates if i and i not in self._following)
 
     def _may_be_position(self, name: str) -> bool:
         """Leaves out what is known to be a weight without computing it."""
@@ -200,9 +198,7 @@ class OnnxReader:
         rest = sorted(names - set(found))
         if rest:
             found.update(zip(rest, self._run(rest, shape), strict=True))
-        return {
-            name: v if v.dtype == bool else v.astype(np.float32) for name, v in found.items()
-        }
+        return {name: v if v.dtype == bool else v.astype(np.float32) for name, v in found.items()}
 
     def _run(self, names: Sequence[str], shape: Sequence[int]) -> list[Array]:
         """Run the part of the graph that makes ``names``."""
@@ -238,8 +234,7 @@ class OnnxReader:
             lines = str(problem).strip().splitlines() or [type(problem).__name__]
             size = "x".join(map(str, shape))
             raise ArtifactError(
-                f"the positions of {self._path.name} cannot be computed at {size}: "
-                f"{lines[0][:200]}"
+                f"the positions of {self._path.name} cannot be computed at {size}: {lines[0][:200]}"
             ) from problem
         return values
 

@@ -57,9 +57,7 @@ class ReferenceReader:
             grids = [patch_grid(config, size) for size in sizes]
             rule = _note(encoding)
             return tuple(
-                replace(
-                    self._at(grid), resolution=size, note=NATIVE if grid == native else rule
-                )
+                replace(self._at(grid), resolution=size, note=NATIVE if grid == native else rule)
                 for size, grid in zip(sizes, grids, strict=True)
             )
         if resolutions:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitpe_deploy.errors import ArtifactError, DeviceError, MissingExtraError, UsageError
-from vitpe_deploy.request import closest
 from vitpe_deploy.limits import KEY, limits_from_text
+from vitpe_deploy.request import closest
 from vitpe_deploy.runtimes.base import (
     Array,
     FileRuntime,

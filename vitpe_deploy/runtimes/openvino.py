@@ -222,7 +222,9 @@ def _ci_environment() -> Iterator[None]:
 def _limits(model: Any) -> tuple[AxisLimit, ...]:
     """The limits that the file carries, under ``framework`` as OpenVINO keeps ONNX metadata."""
     path = ["framework", KEY]
-    return limits_from_text(model.get_rt_info(path).astype(str) if model.has_rt_info(path) else None)
+    return limits_from_text(
+        model.get_rt_info(path).astype(str) if model.has_rt_info(path) else None
+    )
 
 
 def _output_positions(ports: list[Any], extra: tuple[str, ...]) -> dict[str, int]:

@@ -399,4 +399,3 @@ class Source(ABC):
                     f"--{flag.replace('_', '-')} has no meaning for {self.request.model}",
                     hint="Leave it out.",
                 )
-

@@ -138,9 +138,7 @@ class ReferenceSource(Source):
             )
         params: Mapping[str, Any] = self.config.encoding_params
         rule = params.get("rule", parameters["rule"].default)
-        return replace(
-            self.config, encoding_params={**params, "rule": rule.overridden(override)}
-        )
+        return replace(self.config, encoding_params={**params, "rule": rule.overridden(override)})
 
 
 def _trained_with(request: ModelRequest, encoding: str) -> UsageError:
@@ -175,9 +173,7 @@ class ReferenceModuleSource(Source):
         return ReferenceModel(self.facts(), detached(self._module), "of the module")
 
 
-def config_facts(
-    config: Any, *, name: str, spec: str, max_length: int | None = None
-) -> ModelFacts:
+def config_facts(config: Any, *, name: str, spec: str, max_length: int | None = None) -> ModelFacts:
     """What a network's config says; no torch."""
     layout, native = input_layout(config), native_size(config)
     rule, patch = _size_rule(config, max_length)
