@@ -7,39 +7,27 @@ them.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from exporters.onnx_file import write_onnx
-from exporters.passes import PassRun, run_passes
+from exporters.passes import run_passes
 from exporters.passes.base import PassContext
-from exporters.passes.unread_tokens import KEPT_TOKENS
-from exporters.plan import Plan, PlannedGraph, engines_for, make_plan
-from exporters.trace import ATTENTION_DOMAIN, TracedGraph, trace
+from exporters.plan import Plan, PlannedGraph, make_plan
+from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, prove, verdict_of
+from exporters.trace import TracedGraph, trace
 from vitpe_deploy import __version__
-from vitpe_deploy.errors import ArtifactError
 from vitpe_deploy.files import StagedFiles, refuse_existing, sha256_of, total_size
 from vitpe_deploy.limits import KEY as LIMITS_KEY
 from vitpe_deploy.limits import limits_to_text
 from vitpe_deploy.manifest import Manifest, SourceRecord, TensorRecord, manifest_path
-from vitpe_deploy.parity import (
-    Outputs,
-    ParityCase,
-    Reference,
-    check,
-    check_layers,
-    make_case,
-)
-from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Format, Target
 from vitpe_deploy.results import (
@@ -50,7 +38,6 @@ from vitpe_deploy.results import (
     PassRecord,
     Refusal,
     Steps,
-    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -76,56 +63,6 @@ class _Clock:
 
     def last(self, *names: str) -> float:
         return sum(self.seconds.get(n, 0.0) for n in names)
-
-
-@dataclass(frozen=True, slots=True)
-class _Spelled:
-    """A finished graph of one target."""
-
-    model: ir.Model
-    runs: tuple[PassRun, ...]
-    nodes_before: int
-    layer_values: tuple[str, ...]
-
-    @property
-    def kept_tokens(self) -> tuple[int, int] | None:
-        """Tokens that the last block still computes, when not all."""
-        for run in self.runs:
-            if KEPT_TOKENS in run.outcome.facts:
-                start, end = run.outcome.facts[KEPT_TOKENS]
-                return start, end
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """One artifact in the staging folder, not yet proved."""
-
-    kind: Format
-    target: Target
-    path: Path
-    files: tuple[Path, ...]
-    sha256: str
-    spelled: _Spelled
-    nodes: int
-
-
-class _References:
-    """Reference outputs of each case, computed once however many engines are checked."""
-
-    def __init__(
-        self, reference: Reference, names: Sequence[str], progress: Progress | None = None
-    ) -> None:
-        self._reference = reference
-        self._names = tuple(names)
-        self._progress = progress or Silent()
-        self._known: dict[int, list[Outputs]] = {}
-
-    def __call__(self, case: ParityCase) -> list[Outputs]:
-        if id(case) not in self._known:
-            self._progress.tick(f"PyTorch at {case.size}, batch {case.batch}")
-            self._known[id(case)] = self._reference.outputs(case.size, case.inputs, self._names)
-        return self._known[id(case)]
 
 
 def run_export(
@@ -180,7 +117,7 @@ class _Export:
                     passes += _pass_records(staged)
                     artifacts.append(self._record(staged, final))
                 self._commit(staging, artifacts[-len(manifests) :])
-        verdict = _verdict(parity, layers)
+        verdict = verdict_of(parity, layers)
         return ExportReport(
             model=self.facts.spec,
             encoding=self.facts.encoding,
@@ -238,7 +175,7 @@ class _Export:
         self.progress.end(f"{len(traced.model.graph)} nodes", self.clock.last("trace") - before)
         return traced
 
-    def _optimise(self, traced: TracedGraph, loaded: LoadedModel) -> dict[Target, _Spelled]:
+    def _optimise(self, traced: TracedGraph, loaded: LoadedModel) -> dict[Target, SpelledGraph]:
         """A finished graph for each target that a format needs."""
         self.progress.begin(4, TOTAL_STEPS, "Optimise")
         targets = list(
@@ -263,7 +200,7 @@ class _Export:
 
     def _spell(
         self, model: ir.Model, traced: TracedGraph, target: Target, loaded: LoadedModel
-    ) -> _Spelled:
+    ) -> SpelledGraph:
         request = self.request
         nodes_before = len(model.graph)
         context = PassContext(target, request.opset, request.dynamic is not request.dynamic.NONE)
@@ -281,20 +218,20 @@ class _Export:
                 model = simplify(model)
         present = {value.name for node in model.graph for value in node.outputs}
         kept = tuple(name for name in traced.layer_values if name in present)
-        return _Spelled(model, runs, nodes_before, kept)
+        return SpelledGraph(model, runs, nodes_before, kept)
 
-    def _pass_checker(self, loaded: LoadedModel) -> _PassChecker:
-        return _PassChecker(self.request, loaded, self.plan, self.progress)
+    def _pass_checker(self, loaded: LoadedModel) -> PassChecker:
+        return PassChecker(self.request, loaded, self.plan, self.progress)
 
     def _stage(
         self,
         kind: Format,
         graph: PlannedGraph,
         loaded: LoadedModel,
-        spelled: dict[Target, _Spelled],
+        spelled: dict[Target, SpelledGraph],
         rule: str | None,
         staging: StagedFiles,
-    ) -> tuple[_Staged, Manifest]:
+    ) -> tuple[StagedArtifact, Manifest]:
         """Write one artifact into the staging folder. Gives it with its unproved manifest."""
         target = _target_of(kind, self.request)
         chosen = spelled[target]
@@ -308,7 +245,7 @@ class _Export:
                 written = write_onnx(chosen.model, staging.path(name), props)
                 for extra in written.paths[1:]:
                     staging.path(extra.name)
-                staged = _Staged(
+                staged = StagedArtifact(
                     kind,
                     target,
                     written.paths[0],
@@ -332,10 +269,10 @@ class _Export:
         self,
         target: Target,
         name: str,
-        chosen: _Spelled,
+        chosen: SpelledGraph,
         props: dict[str, str],
         staging: StagedFiles,
-    ) -> _Staged:
+    ) -> StagedArtifact:
         from exporters.openvino_ir import convert
 
         xml = staging.path(name)
@@ -347,7 +284,9 @@ class _Export:
             for path in written.paths:
                 path.unlink(missing_ok=True)
         staging.path(files[1].name)
-        return _Staged(Format.OPENVINO, target, xml, files, sha256_of(xml), chosen, operations)
+        return StagedArtifact(
+            Format.OPENVINO, target, xml, files, sha256_of(xml), chosen, operations
+        )
 
     def _manifest(
         self,
@@ -355,7 +294,7 @@ class _Export:
         target: Target,
         graph: PlannedGraph,
         loaded: LoadedModel,
-        chosen: _Spelled,
+        chosen: SpelledGraph,
         rule: str | None,
     ) -> Manifest:
         facts, request = self.facts, self.request
@@ -400,73 +339,24 @@ class _Export:
         )
 
     def _prove(
-        self, graph: PlannedGraph, loaded: LoadedModel, staged: Sequence[tuple[_Staged, Manifest]]
+        self,
+        graph: PlannedGraph,
+        loaded: LoadedModel,
+        staged: Sequence[tuple[StagedArtifact, Manifest]],
     ) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
-        """Parity of every artifact in every engine that can run it."""
+        self.progress.begin(5, TOTAL_STEPS, "Parity")
         if not self.request.verify.enabled:
-            self.progress.begin(5, TOTAL_STEPS, "Parity")
             self.progress.end("skipped (--no-verify)")
             return [([], []) for _ in staged]
-        from vitpe_deploy.referee import Referee
-
-        verify = self.request.verify
-        self.progress.begin(5, TOTAL_STEPS, "Parity")
-        results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
         with self.clock.step("parity"):
-            cases = [
-                make_case(
-                    size,
-                    batch,
-                    layout=self.facts.input,
-                    preprocess=self.facts.preprocess,
-                    images=verify.images,
-                )
-                for size, batch in graph.cases
-            ]
-            referee = Referee(
-                loaded, threads=self.request.threads, symbolic=self.request.dynamic.size
-            )
-            expected = _References(referee, self.plan.outputs, self.progress)
-            for artifact, manifest in staged:
-                rows: list[ParityRow] = []
-                verdicts: list[LayerVerdict] = []
-                for runtime in engines_for(artifact.kind, verify.runtimes):
-                    target = ParityTarget(
-                        artifact.path, runtime, verify.device, self.request.threads
-                    )
-                    label = self._label(artifact)
-                    found = check(
-                        target,
-                        cases,
-                        expected,
-                        self.plan.outputs,
-                        verify.tolerance,
-                        artifact=label,
-                    )
-                    rows += found
-                    _report_rows(self.progress, runtime, artifact, found)
-                    if verify.layers:
-                        names = manifest.layer_values
-                        activations = referee.outputs(cases[0].size, cases[0].inputs, names)
-                        verdict = check_layers(
-                            target,
-                            cases[0],
-                            activations,
-                            names,
-                            verify.tolerance,
-                            artifact=label,
-                            kept_tokens=manifest.kept_tokens,
-                        )
-                        verdicts.append(verdict)
-                        report_layers(self.progress, verdict, _engine_label(runtime, artifact))
-                results.append((rows, verdicts))
+            results = prove(self.request, self.plan, graph, loaded, staged, self.progress)
         self.progress.end("")
         return results
 
-    def _label(self, staged: _Staged) -> str:
+    def _label(self, staged: StagedArtifact) -> str:
         return str(self.request.output_dir / staged.path.name)
 
-    def _record(self, staged: _Staged, manifest: Manifest) -> ArtifactRecord:
+    def _record(self, staged: StagedArtifact, manifest: Manifest) -> ArtifactRecord:
         return ArtifactRecord(
             path=self._label(staged),
             format=staged.kind.value,
@@ -489,47 +379,6 @@ class _Export:
         self.progress.end("")
 
 
-class _PassChecker:
-    """``--verify-passes``: parity in ONNX Runtime after each pass that changed the graph."""
-
-    def __init__(
-        self, request: ExportRequest, loaded: LoadedModel, plan: Plan, progress: Progress
-    ) -> None:
-        from vitpe_deploy.referee import Referee
-
-        self._request = request
-        self._names = plan.outputs
-        self._progress = progress
-        size, batch = plan.graphs[0].cases[0]
-        self._case = make_case(size, batch, layout=loaded.facts.input, seeds=1)
-        referee = Referee(loaded, threads=request.threads, symbolic=request.dynamic.size)
-        self._expected = _References(referee, plan.outputs)
-
-    def __call__(self, name: str, model: ir.Model) -> None:
-        if any(node.domain == ATTENTION_DOMAIN for node in model.graph):
-            return
-        with tempfile.TemporaryDirectory(prefix="vitpe-pass-") as folder:
-            path = Path(folder) / f"after-{name}.onnx"
-            write_onnx(model, path, {})
-            rows = check(
-                ParityTarget(path, "onnxruntime", threads=self._request.threads),
-                [self._case],
-                self._expected,
-                self._names,
-                self._request.verify.tolerance,
-                artifact=path.name,
-            )
-        worst = _worst(rows)
-        good = all(r.passed for r in rows)
-        self._progress.line(f"after {name}: max rel {worst}", good=good)
-        bad = next((r for r in rows if not r.passed), None)
-        if bad is not None:
-            raise ArtifactError(
-                f"pass {name!r} changed output {bad.output!r}: max rel {worst}",
-                hint=f"Export with --skip-pass {name} and report it.",
-            )
-
-
 def _target_of(kind: Format, request: ExportRequest) -> Target:
     return Target.OPENVINO if kind is Format.OPENVINO else request.target
 
@@ -546,7 +395,7 @@ def _tensor_record(value: ir.Value) -> TensorRecord:
     return TensorRecord(name=value.name or "", shape=dims, dtype=dtype)
 
 
-def _pass_records(staged: _Staged) -> list[PassRecord]:
+def _pass_records(staged: StagedArtifact) -> list[PassRecord]:
     return [
         PassRecord(
             artifact=staged.path.name,
@@ -564,60 +413,5 @@ def _with_proof(
     own = [r.model_copy(update={"artifact": manifest.files[0]}) for r in rows]
     named = [v.model_copy(update={"artifact": manifest.files[0]}) for v in layers]
     return manifest.model_copy(
-        update={"parity": tuple(own), "layers": tuple(named), "verdict": _verdict(rows, layers)}
+        update={"parity": tuple(own), "layers": tuple(named), "verdict": verdict_of(rows, layers)}
     )
-
-
-def _verdict(rows: Sequence[ParityRow], layers: Sequence[LayerVerdict]) -> Verdict:
-    if not rows:
-        return "unverified"
-    good = all(r.passed for r in rows) and all(v.first_failing_block is None for v in layers)
-    return "passed" if good else "failed"
-
-
-def _worst(rows: Sequence[ParityRow]) -> str:
-    values = [r.max_rel for r in rows]
-    if any(v is None for v in values):
-        return next((r.problem or "not comparable" for r in rows if r.max_rel is None), "")
-    return f"{max(v for v in values if v is not None):.1e}"
-
-
-def _engine_label(runtime: str, artifact: _Staged) -> str:
-    """The engine, and the file type where it is not ONNX."""
-    return runtime if artifact.kind is Format.ONNX else f"{runtime} {artifact.path.suffix[1:]}"
-
-
-def _report_rows(
-    progress: Progress, runtime: str, artifact: _Staged, rows: Sequence[ParityRow]
-) -> None:
-    """One line per artifact and engine."""
-    agreed = [r for r in rows if r.top1_agreement is not None]
-    top1 = ""
-    if agreed:
-        total = sum(r.inputs for r in agreed)
-        right = sum(round((r.top1_agreement or 0) * r.inputs) for r in agreed)
-        top1 = f"  top-1 {right}/{total}"
-    sizes = len({r.resolution for r in rows})
-    over = f"  {sizes} sizes" if sizes > 1 else ""
-    good = all(r.passed for r in rows)
-    limit = rows[0].limit if rows else 0.0
-    label = _engine_label(runtime, artifact)
-    found = f"max rel {_worst(rows)} (limit {limit:.0e}){top1}{over}"
-    progress.line(found, label=label, good=good)
-    if not good:
-        for row in (r for r in rows if not r.passed):
-            size = "x".join(map(str, row.resolution or ()))
-            needed = (
-                "" if row.limit_needed is None else f", would pass at --rtol {row.limit_needed:.1e}"
-            )
-            what = row.problem or f"max rel {row.max_rel:.1e}"
-            progress.line(f"{row.output} at {size} b{row.batch}: {what}{needed}", label=label)
-
-
-def report_layers(progress: Progress, verdict: LayerVerdict, label: str) -> None:
-    """One line on per-layer parity."""
-    if verdict.first_failing_block is None:
-        text = f"layers: all {len(verdict.rows)} blocks inside tolerance"
-    else:
-        text = f"layers: first outside tolerance is block {verdict.first_failing_block}"
-    progress.line(text, label=label, good=verdict.first_failing_block is None)

@@ -236,7 +236,7 @@ def test_an_existing_file_is_replaced_only_with_force(
     assert read_manifest(artifact).verdict == "unverified"
 
 
-@pytest.mark.parametrize("place", ["trace", "check"])
+@pytest.mark.parametrize("place", ["pipeline.trace", "proof.check"])
 def test_nothing_is_left_behind_by_a_failure(
     place: str,
     tmp_path: Path,
@@ -246,7 +246,7 @@ def test_nothing_is_left_behind_by_a_failure(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of a library")
 
-    monkeypatch.setattr(f"exporters.pipeline.{place}", fail)
+    monkeypatch.setattr(f"exporters.{place}", fail)
     code, shown = run(cli.export_main, [*MODEL, "-o", tmp_path / "out"], capfd)
     assert code == 1
     assert list(tmp_path.iterdir()) == []

@@ -183,9 +183,19 @@ def verify(
             console.note(f"packed {path}")
             model, sizes, images = {}, (), None
         report = api.verify(
-            path, **model, resolutions=sizes, batches=batch or (), runtimes=engines,
-            device=device, images=images, layers=layers, rtol=rtol, atol=atol, threads=threads, progress=console,
-        )  # fmt: skip
+            path,
+            **model,
+            resolutions=sizes,
+            batches=batch or (),
+            runtimes=engines,
+            device=device,
+            images=images,
+            layers=layers,
+            rtol=rtol,
+            atol=atol,
+            threads=threads,
+            progress=console,
+        )
         for verdict in report.layers:
             for reason in verdict.not_comparable:
                 console.detail(f"  {verdict.runtime} layers not compared: {reason}")

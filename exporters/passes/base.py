@@ -59,7 +59,7 @@ class GraphPass(ABC):
     """Name in reports and for ``--skip-pass``."""
 
     required: ClassVar[bool] = False
-    """Whether a file without this pass would be wrong or unloadable, so that it cannot be skipped."""
+    """Whether a file without this pass would be wrong or unloadable, so it cannot be skipped."""
 
     @abstractmethod
     def run(self, model: ir.Model, context: PassContext) -> PassOutcome:

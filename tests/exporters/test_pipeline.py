@@ -334,7 +334,7 @@ def test_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr("exporters.pipeline.make_case", fail)
+    monkeypatch.setattr("exporters.proof.make_case", fail)
     with pytest.raises(RuntimeError, match="disk"):
         vitpe_deploy.export(MODEL, 64, model_kwargs=TINY, output_dir=tmp_path / "out")
     assert not (tmp_path / "out").exists()

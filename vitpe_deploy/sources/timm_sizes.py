@@ -287,25 +287,14 @@ class Sizes:
 
 
 def _table_that_differs(one: nn.Module, other: nn.Module) -> str | None:
-    """A parameter whose shape depends on the size of the picture, outside of windows."""
+    """A parameter whose shape depends on the size of the picture."""
     shapes = {n: tuple(t.shape) for n, t in other.state_dict().items()}
-    for name, tensor in one.state_dict().items():
-        if shapes.get(name) != tuple(tensor.shape) and not _in_window(one, name):
-            return name
-    return None
+    return next((n for n, t in one.state_dict().items() if shapes.get(n) != tuple(t.shape)), None)
 
 
 def _buffer_that_differs(one: nn.Module, other: nn.Module) -> str | None:
     shapes = {n: tuple(t.shape) for n, t in other.named_buffers()}
-    differing = (n for n, t in one.named_buffers() if shapes.get(n) != tuple(t.shape))
-    return next((n for n in differing if not _in_window(one, n)), None)
-
-
-def _in_window(module: nn.Module, name: str) -> bool:
-    """Whether a table belongs to a window that the forward cuts out of any map."""
-    parts = name.split(".")
-    owners = [module.get_submodule(".".join(parts[:k])) for k in range(len(parts) - 1, 0, -1)]
-    return any(hasattr(owner, "partition_size") for owner in owners)
+    return next((n for n, t in one.named_buffers() if shapes.get(n) != tuple(t.shape)), None)
 
 
 def _rule(

@@ -1,0 +1,239 @@
+"""Is what was staged equal to PyTorch? The fifth step of an export, and ``--verify-passes``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from exporters.onnx_file import write_onnx
+from exporters.passes import PassRun
+from exporters.passes.unread_tokens import KEPT_TOKENS
+from exporters.plan import Plan, PlannedGraph, engines_for
+from exporters.trace import ATTENTION_DOMAIN
+from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.manifest import Manifest
+from vitpe_deploy.parity import (
+    Outputs,
+    ParityCase,
+    Reference,
+    check,
+    check_layers,
+    make_case,
+)
+from vitpe_deploy.parity import Target as ParityTarget
+from vitpe_deploy.progress import Progress, Silent
+from vitpe_deploy.request import ExportRequest, Format, Target
+from vitpe_deploy.results import LayerVerdict, ParityRow, Verdict
+
+if TYPE_CHECKING:
+    from vitpe_deploy.sources.base import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class SpelledGraph:
+    """A finished graph of one target."""
+
+    model: ir.Model
+    runs: tuple[PassRun, ...]
+    nodes_before: int
+    layer_values: tuple[str, ...]
+
+    @property
+    def kept_tokens(self) -> tuple[int, int] | None:
+        """Tokens that the last block still computes, when not all."""
+        for run in self.runs:
+            if KEPT_TOKENS in run.outcome.facts:
+                start, end = run.outcome.facts[KEPT_TOKENS]
+                return start, end
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedArtifact:
+    """One artifact in the staging folder, not yet proved."""
+
+    kind: Format
+    target: Target
+    path: Path
+    files: tuple[Path, ...]
+    sha256: str
+    spelled: SpelledGraph
+    nodes: int
+
+
+class References:
+    """Reference outputs of each case, computed once however many engines are checked."""
+
+    def __init__(
+        self, reference: Reference, names: Sequence[str], progress: Progress | None = None
+    ) -> None:
+        self._reference = reference
+        self._names = tuple(names)
+        self._progress = progress or Silent()
+        self._known: dict[int, list[Outputs]] = {}
+
+    def __call__(self, case: ParityCase) -> list[Outputs]:
+        """The reference outputs of a case."""
+        if id(case) not in self._known:
+            self._progress.tick(f"PyTorch at {case.size}, batch {case.batch}")
+            self._known[id(case)] = self._reference.outputs(case.size, case.inputs, self._names)
+        return self._known[id(case)]
+
+
+def prove(
+    request: ExportRequest,
+    plan: Plan,
+    graph: PlannedGraph,
+    loaded: LoadedModel,
+    staged: Sequence[tuple[StagedArtifact, Manifest]],
+    progress: Progress,
+) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
+    """Parity of every artifact in every engine that can run it."""
+    from vitpe_deploy.referee import Referee
+
+    verify, facts = request.verify, loaded.facts
+    results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
+    cases = [
+        make_case(
+            size,
+            batch,
+            layout=facts.input,
+            preprocess=facts.preprocess,
+            images=verify.images,
+        )
+        for size, batch in graph.cases
+    ]
+    referee = Referee(loaded, threads=request.threads, symbolic=request.dynamic.size)
+    expected = References(referee, plan.outputs, progress)
+    for artifact, manifest in staged:
+        rows: list[ParityRow] = []
+        verdicts: list[LayerVerdict] = []
+        for runtime in engines_for(artifact.kind, verify.runtimes):
+            target = ParityTarget(artifact.path, runtime, verify.device, request.threads)
+            label = str(request.output_dir / artifact.path.name)
+            found = check(target, cases, expected, plan.outputs, verify.tolerance, artifact=label)
+            rows += found
+            _report_rows(progress, runtime, artifact, found)
+            if verify.layers:
+                names = manifest.layer_values
+                activations = referee.outputs(cases[0].size, cases[0].inputs, names)
+                verdict = check_layers(
+                    target,
+                    cases[0],
+                    activations,
+                    names,
+                    verify.tolerance,
+                    artifact=label,
+                    kept_tokens=manifest.kept_tokens,
+                )
+                verdicts.append(verdict)
+                _report_layers(progress, verdict, _engine_label(runtime, artifact))
+        results.append((rows, verdicts))
+    return results
+
+
+class PassChecker:
+    """``--verify-passes``: parity in ONNX Runtime after each pass that changed the graph."""
+
+    def __init__(
+        self, request: ExportRequest, loaded: LoadedModel, plan: Plan, progress: Progress
+    ) -> None:
+        from vitpe_deploy.referee import Referee
+
+        self._request = request
+        self._names = plan.outputs
+        self._progress = progress
+        size, batch = plan.graphs[0].cases[0]
+        self._case = make_case(size, batch, layout=loaded.facts.input, seeds=1)
+        referee = Referee(loaded, threads=request.threads, symbolic=request.dynamic.size)
+        self._expected = References(referee, plan.outputs)
+
+    def __call__(self, name: str, model: ir.Model) -> None:
+        """Check the graph as pass ``name`` left it.
+
+        Raises:
+            ArtifactError: an output left tolerance; the message names the pass.
+        """
+        if any(node.domain == ATTENTION_DOMAIN for node in model.graph):
+            return
+        with tempfile.TemporaryDirectory(prefix="vitpe-pass-") as folder:
+            path = Path(folder) / f"after-{name}.onnx"
+            write_onnx(model, path, {})
+            rows = check(
+                ParityTarget(path, "onnxruntime", threads=self._request.threads),
+                [self._case],
+                self._expected,
+                self._names,
+                self._request.verify.tolerance,
+                artifact=path.name,
+            )
+        worst = _worst(rows)
+        good = all(r.passed for r in rows)
+        self._progress.line(f"after {name}: max rel {worst}", good=good)
+        bad = next((r for r in rows if not r.passed), None)
+        if bad is not None:
+            raise ArtifactError(
+                f"pass {name!r} changed output {bad.output!r}: max rel {worst}",
+                hint=f"Export with --skip-pass {name} and report it.",
+            )
+
+
+def verdict_of(rows: Sequence[ParityRow], layers: Sequence[LayerVerdict]) -> Verdict:
+    """Passed when every row and every layer is inside tolerance."""
+    if not rows:
+        return "unverified"
+    good = all(r.passed for r in rows) and all(v.first_failing_block is None for v in layers)
+    return "passed" if good else "failed"
+
+
+def _worst(rows: Sequence[ParityRow]) -> str:
+    values = [r.max_rel for r in rows]
+    if any(v is None for v in values):
+        return next((r.problem or "not comparable" for r in rows if r.max_rel is None), "")
+    return f"{max(v for v in values if v is not None):.1e}"
+
+
+def _engine_label(runtime: str, artifact: StagedArtifact) -> str:
+    """The engine, and the file type where it is not ONNX."""
+    return runtime if artifact.kind is Format.ONNX else f"{runtime} {artifact.path.suffix[1:]}"
+
+
+def _report_rows(
+    progress: Progress, runtime: str, artifact: StagedArtifact, rows: Sequence[ParityRow]
+) -> None:
+    """One line per artifact and engine."""
+    agreed = [r for r in rows if r.top1_agreement is not None]
+    top1 = ""
+    if agreed:
+        total = sum(r.inputs for r in agreed)
+        right = sum(round((r.top1_agreement or 0) * r.inputs) for r in agreed)
+        top1 = f"  top-1 {right}/{total}"
+    sizes = len({r.resolution for r in rows})
+    over = f"  {sizes} sizes" if sizes > 1 else ""
+    good = all(r.passed for r in rows)
+    limit = rows[0].limit if rows else 0.0
+    label = _engine_label(runtime, artifact)
+    found = f"max rel {_worst(rows)} (limit {limit:.0e}){top1}{over}"
+    progress.line(found, label=label, good=good)
+    if not good:
+        for row in (r for r in rows if not r.passed):
+            size = "x".join(map(str, row.resolution or ()))
+            needed = (
+                "" if row.limit_needed is None else f", would pass at --rtol {row.limit_needed:.1e}"
+            )
+            what = row.problem or f"max rel {row.max_rel:.1e}"
+            progress.line(f"{row.output} at {size} b{row.batch}: {what}{needed}", label=label)
+
+
+def _report_layers(progress: Progress, verdict: LayerVerdict, label: str) -> None:
+    """One line on per-layer parity."""
+    if verdict.first_failing_block is None:
+        text = f"layers: all {len(verdict.rows)} blocks inside tolerance"
+    else:
+        text = f"layers: first outside tolerance is block {verdict.first_failing_block}"
+    progress.line(text, label=label, good=verdict.first_failing_block is None)
