@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -122,3 +123,15 @@ def test_a_run_without_data_takes_tensors_that_are_no_buffers() -> None:
     assert out.shape == (5, 2)
     assert torch.equal(net.scale, torch.full((2,), 3.0))
     assert net(torch.ones(1, 4)).isfinite().all()
+
+
+def test_items_of_a_stack_are_called_by_their_own_names() -> None:
+    """torchvision calls its blocks encoder_layer_0, encoder_layer_1, ..."""
+    layers = OrderedDict(
+        (f"encoder_layer_{k}", nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))) for k in range(3)
+    )
+    module = nn.Module()
+    module.layers = nn.Sequential(layers)
+    names = ("layers.encoder_layer_0", "layers.encoder_layer_1", "layers.encoder_layer_2")
+    assert find_blocks(module, 3) == names
+    assert longest_stack(module) == names

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import vitpe_deploy
 from vitpe_deploy.errors import SizeError, SourceError, UnsupportedError, UsageError
 from vitpe_deploy.request import ModelRequest, Resolution
 from vitpe_deploy.sources.module import ModuleSource, named_outputs, open_module
@@ -212,3 +213,19 @@ def test_names_of_outputs() -> None:
     for nothing in (None, "text", {}, [], {"a": 1}):
         with pytest.raises(UnsupportedError, match="holds no tensor"):
             named_outputs(nothing)
+
+
+def test_modules_of_open_clip_and_torchvision(tmp_path: Path) -> None:
+    """Two libraries without a MODEL prefix: their modules go in from Python."""
+    from open_clip.transformer import VisionTransformer as OpenClip
+    from torchvision.models import VisionTransformer as Torchvision
+
+    torch.manual_seed(0)
+    clip = OpenClip(64, 16, 32, 2, 2, 4.0, output_dim=16).eval()
+    vision = Torchvision(64, 16, 2, 2, 32, 64, num_classes=10).eval()
+    nn.init.normal_(vision.heads.head.weight)
+    for module in (clip, vision):
+        report = vitpe_deploy.export(module, 64, output_dir=tmp_path, force=True)
+        assert report.verdict == "passed"
+        assert len(report.parity) == 2
+        assert max(row.max_rel for row in report.parity) <= 1e-5

@@ -27,7 +27,12 @@ def find_blocks(module: nn.Module, depth: int) -> tuple[str, ...]:
             f"(candidates: {', '.join(outermost) or 'none'})",
             hint="Leave out block:K and --layers.",
         )
-    return tuple(f"{outermost[0]}.{k}" for k in range(depth))
+    return _items(module, outermost[0])
+
+
+def _items(module: nn.Module, path: str) -> tuple[str, ...]:
+    """Paths of the items of a list, which need not be called by their number."""
+    return tuple(f"{path}.{name}" for name, _ in module.get_submodule(path).named_children())
 
 
 def _stacks(module: nn.Module) -> list[tuple[str, int]]:
@@ -65,8 +70,7 @@ def longest_stack(module: nn.Module) -> tuple[str, ...]:
     stacks = [(size, path) for path, size in _stacks(module) if size > 1]
     if not stacks:
         return ()
-    depth, path = max(stacks, key=lambda stack: stack[0])
-    return tuple(f"{path}.{k}" for k in range(depth))
+    return _items(module, max(stacks, key=lambda stack: stack[0])[1])
 
 
 def patch_convolution(module: nn.Module) -> nn.Conv2d | None:

@@ -136,3 +136,45 @@ def _cosine(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, float, T
     bias = table[attention.relative_position_index.view(-1)].view(area, area, -1)
     bias = 16 * torch.sigmoid(bias.permute(2, 0, 1).unsqueeze(0))
     return query, F.normalize(key, dim=-1), value, 1.0, bias
+
+
+def rewrite_padding_block(block: nn.Module) -> bool:
+    """The same for blocks that pad to windows without shifting them (DaViT, TinyViT)."""
+    window = getattr(block, "window_size", None)
+    if window is None or not hasattr(block, "attn") or hasattr(block, "_attn"):
+        return False
+    if all(hasattr(block, n) for n in ("cpe1", "cpe2", "norm1")):
+        block.forward = MethodType(_davit_block, block)
+    elif isinstance(window, int) and hasattr(block, "local_conv"):
+        block.forward = MethodType(_tiny_vit_block, block)
+    else:
+        return False
+    return True
+
+
+def _through_windows(attention: nn.Module, x: Tensor, window: tuple[int, int]) -> Tensor:
+    """Attention inside the windows of a map [B, h, w, C]."""
+    batch, h, w, dim = x.shape
+    cut, counts = to_windows(x, window)  # [B, nW, A, C]
+    number, area = cut.shape[1], cut.shape[2]
+    out = attention(cut.reshape(batch * number, area, dim))
+    return from_windows(out.reshape(batch, number, area, dim), window, counts, (h, w))
+
+
+def _davit_block(block: Any, x: Tensor) -> Tensor:
+    """DaViT's spatial block on a map [B, C, h, w] (Ding et al., "DaViT", 2022)."""
+    first = block.cpe1(x).permute(0, 2, 3, 1)  # [B, h, w, C]
+    attended = _through_windows(block.attn, block.norm1(first), tuple(block.window_size))
+    x = block.cpe2((first + block.drop_path1(attended)).permute(0, 3, 1, 2))
+    if block.mlp is None:
+        return x
+    tokens = x.permute(0, 2, 3, 1)
+    return (tokens + block.drop_path2(block.mlp(block.norm2(tokens)))).permute(0, 3, 1, 2)
+
+
+def _tiny_vit_block(block: Any, x: Tensor) -> Tensor:
+    """TinyViT's block on a map [B, h, w, C] (Wu et al., "TinyViT", 2022)."""
+    window = (block.window_size, block.window_size)
+    x = x + block.drop_path1(_through_windows(block.attn, x, window))
+    x = block.local_conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    return x + block.drop_path2(block.mlp(x))
