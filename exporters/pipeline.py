@@ -183,10 +183,10 @@ class _Export:
         )
         before = self.clock.last("optimise", "simplify")
         spelled = {}
-        for place, target in enumerate(targets):
-            last = place == len(targets) - 1
-            model = traced.model if last else traced.model.clone()
-            spelled[target] = self._spell(model, traced, target, loaded)
+        for target in targets:
+            # Each target starts from a clone, the last one too: names that passes give out are
+            # counted per graph, and a file must not depend on which others are written with it.
+            spelled[target] = self._spell(traced.model.clone(), traced, target, loaded)
         runs = spelled[targets[0]].runs
         changed = ", ".join(
             f"{r.name.replace('-', ' ')} {r.outcome.changed}" for r in runs if r.outcome.changed

@@ -330,6 +330,21 @@ def test_same_input_same_bytes_in_two_processes(tmp_path: Path, dynamic: str) ->
         assert b".py" not in content, name
 
 
+def test_a_file_does_not_depend_on_the_others_written_with_it(tmp_path: Path) -> None:
+    found = []
+    for place, formats in enumerate((["onnx"], ["onnx", "openvino"])):
+        report = vitpe_deploy.export(
+            MODEL,
+            64,
+            model_kwargs=TINY,
+            formats=formats,
+            verify=False,
+            output_dir=tmp_path / str(place),
+        )
+        found.append(Path(report.artifacts[0].path).read_bytes())
+    assert found[0] == found[1]
+
+
 def test_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the disk is full")

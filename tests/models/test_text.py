@@ -277,7 +277,7 @@ def test_rules_that_move_words_apart_are_refused(encoding: str, params: dict[str
 def test_encoding_of_another_network_is_refused_with_its_place() -> None:
     with pytest.raises(UsageError, match="window-bias does not fit the text network") as refusal:
         build(tiny("window-bias"))
-    assert "swin" in refusal.value.hint
+    assert "lives in: swin" in refusal.value.message
 
 
 def test_bad_shapes_are_refused() -> None:

@@ -15,7 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitpe_deploy.sources.timm_windows import rewrite_padding_block, rewrite_window_block
+from vitpe_deploy.sources.timm_windows import (
+    rewrite_padded_convolution,
+    rewrite_padding_block,
+    rewrite_window_block,
+)
 
 
 def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
@@ -34,7 +38,9 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
         symbolic: whether height and width are symbolic in the trace.
     """
     for child in module.modules():
-        if rewrite_window_block(child) or (symbolic and rewrite_padding_block(child)):
+        if rewrite_window_block(child):
+            continue
+        if symbolic and (rewrite_padding_block(child) or rewrite_padded_convolution(child)):
             continue
         if getattr(child, "fused_attn", None) is False:
             child.fused_attn = True  # type: ignore[assignment]

@@ -1,8 +1,8 @@
-"""Window attention of timm's Swin v1 and v2 with symbolic maps, written for the tracer.
+"""Windows of timm's networks on maps with symbolic rows and columns, written for the tracer.
 
 timm writes the mask of shifted windows by assigning slices, pads by remainders and divides the
 batch of windows by their number; each of these makes torch reason about nested divisions for
-minutes. The same values in closed form: a map of h rows has ceil(h / w) rows of windows, and two
+minutes (a DaViT of four blocks did not finish in eight). The same values in closed form: a map of h rows has ceil(h / w) rows of windows, and two
 pixels of a shifted window attend to each other when they come from the same side of the edge
 (Liu et al., "Swin Transformer", 2021, section 3.2).
 """
@@ -10,6 +10,7 @@ pixels of a shifted window attend to each other when they come from the same sid
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -139,20 +140,27 @@ def _cosine(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, float, T
 
 
 def rewrite_padding_block(block: nn.Module) -> bool:
-    """The same for blocks that pad to windows without shifting them (DaViT, TinyViT)."""
+    """The same for blocks that pad to windows without shifting them."""
     window = getattr(block, "window_size", None)
-    if window is None or not hasattr(block, "attn") or hasattr(block, "_attn"):
+    names = {n for n, _ in block.named_children()}
+    if names >= {"norm", "reduction"} and isinstance(getattr(block, "reduction", None), nn.Linear):
+        block.forward = MethodType(_patch_merging, block)
+    elif isinstance(getattr(block, "ws", None), int) and names >= {"qkv", "proj"}:
+        block.forward = MethodType(_grouped_attention, block)
+    elif window is None or "attn" not in names or hasattr(block, "_attn"):
         return False
-    if all(hasattr(block, n) for n in ("cpe1", "cpe2", "norm1")):
+    elif names >= {"cpe1", "cpe2", "norm1"}:
         block.forward = MethodType(_davit_block, block)
-    elif isinstance(window, int) and hasattr(block, "local_conv"):
+    elif isinstance(window, int) and "local_conv" in names:
         block.forward = MethodType(_tiny_vit_block, block)
+    elif isinstance(window, int) and window > 0 and names >= {"ls1", "ls2", "mlp"}:
+        block.forward = MethodType(_sam_block, block)
     else:
         return False
     return True
 
 
-def _through_windows(attention: nn.Module, x: Tensor, window: tuple[int, int]) -> Tensor:
+def _through_windows(attention: Callable[[Tensor], Tensor], x: Tensor, window: tuple[int, int]) -> Tensor:
     """Attention inside the windows of a map [B, h, w, C]."""
     batch, h, w, dim = x.shape
     cut, counts = to_windows(x, window)  # [B, nW, A, C]
@@ -178,3 +186,74 @@ def _tiny_vit_block(block: Any, x: Tensor) -> Tensor:
     x = x + block.drop_path1(_through_windows(block.attn, x, window))
     x = block.local_conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
     return x + block.drop_path2(block.mlp(x))
+
+
+def _sam_block(block: Any, x: Tensor) -> Tensor:
+    """SAM's windowed block on a map [B, h, w, C]; its attention reads maps, here of a window."""
+    window = (block.window_size, block.window_size)
+
+    def attend(cut: Tensor) -> Tensor:
+        count, area, dim = cut.shape
+        return block.attn(cut.reshape(count, *window, dim)).reshape(count, area, dim)
+
+    x = x + block.drop_path1(block.ls1(_through_windows(attend, block.norm1(x), window)))
+    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+
+def _grouped_attention(attention: Any, x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Twins' attention inside windows of tokens [B, h*w, C] (Chu et al., "Twins", 2021)."""
+    batch, tokens, dim = x.shape
+
+    def attend(cut: Tensor) -> Tensor:
+        query, key, value = _split(attention, attention.qkv(cut))
+        out = F.scaled_dot_product_attention(query, key, value)
+        return out.transpose(1, 2).flatten(2)
+
+    window = (attention.ws, attention.ws)
+    out = _through_windows(attend, x.reshape(batch, *size, dim), window)
+    return attention.proj_drop(attention.proj(out.reshape(batch, tokens, dim)))
+
+
+def _patch_merging(merging: Any, x: Tensor) -> Tensor:
+    """Swin's merging of 2x2 patches, [B, h, w, C] -> [B, ceil(h/2), ceil(w/2), C']."""
+    batch, h, w, dim = x.shape
+    rows, columns = windows_along(h, 2), windows_along(w, 2)
+    x = F.pad(x, (0, 0, 0, columns * 2 - w, 0, rows * 2 - h))
+    x = x.reshape(batch, rows, 2, columns, 2, dim).permute(0, 1, 3, 4, 2, 5)
+    x = x.reshape(batch, rows, columns, 4 * dim)
+    if merging.reduction.in_features == math.prod(merging.norm.normalized_shape):
+        return merging.reduction(merging.norm(x))  # Swin v1 normalises before
+    return merging.norm(merging.reduction(x))
+
+
+def rewrite_padded_convolution(module: nn.Module) -> bool:
+    """The same for convolutions that pad a map to whole strides first (DaViT's stem, merging)."""
+    if not isinstance(getattr(module, "conv", None), nn.Conv2d) or not hasattr(module, "norm"):
+        return False
+    names = {n for n, _ in module.named_children()}
+    if names != {"conv", "norm"}:
+        return False
+    if getattr(module, "even_k", False):
+        module.forward = MethodType(_merge, module)
+    elif isinstance(getattr(module, "stride", None), tuple):
+        module.forward = MethodType(_stem, module)
+    else:
+        return False
+    return True
+
+
+def _stem(stem: Any, x: Tensor) -> Tensor:
+    """[B, 3, H, W] -> [B, C, ceil(H / 4), ceil(W / 4)]."""
+    return stem.norm(stem.conv(_padded(x, stem.stride)))
+
+
+def _merge(merge: Any, x: Tensor) -> Tensor:
+    """[B, C, h, w] -> [B, C', ceil(h / 2), ceil(w / 2)]."""
+    return merge.conv(_padded(merge.norm(x), tuple(merge.conv.kernel_size)))
+
+
+def _padded(x: Tensor, step: tuple[int, int]) -> Tensor:
+    """A map [B, C, h, w] with zeros behind it, up to whole steps."""
+    h, w = x.shape[-2:]
+    rows, columns = windows_along(h, step[0]) * step[0], windows_along(w, step[1]) * step[1]
+    return F.pad(x, (0, columns - w, 0, rows - h))
