@@ -314,7 +314,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cells.append(cell)
             if not given.json:
                 text = cell.refusal or cell.problem or ""
-                print(f"{family} {mode}: {_shown(cell, listed)} {text}", file=sys.stderr, flush=True)
+                print(
+                    f"{family} {mode}: {_shown(cell, listed)} {text}", file=sys.stderr, flush=True
+                )
     counts = summary(cells, listed)
     if given.json:
         print(json.dumps({"cells": [asdict(c) for c in cells], "summary": counts}, indent=1))

@@ -67,7 +67,9 @@ def coverage() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def weights_of(coverage: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def weights_of(
+    coverage: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
     """A weight file of a small network, drawn once."""
     known: dict[str, Path] = {}
 
@@ -89,7 +91,12 @@ def export(weights_of: Callable[..., Path], tmp_path: Path) -> Callable[..., Any
         name, kwargs = model
         options.setdefault("output_dir", tmp_path)
         return vitpe_deploy.export(
-            f"timm:{name}", size, weights=weights_of(model), model_kwargs=kwargs, threads=2, **options
+            f"timm:{name}",
+            size,
+            weights=weights_of(model),
+            model_kwargs=kwargs,
+            threads=2,
+            **options,
         )
 
     return run
@@ -168,8 +175,11 @@ def test_dynamic_at_sizes_that_were_not_traced(
     assert not operators(path) & (RESIZING | CONTROL)
     native = tuple(open_source(_request(model)).facts().native.as_list())
     unit = math.lcm(step, 16) if step != 14 else 14
+    # timm has no network for any size where a relative bias belongs to the grid: there the
+    # referee is the network that timm makes for each size.
+    mode = "static" if model in (BEIT, RELPOS) else "dynamic"
     for size, batch in ((native, 1), ((4 * unit, 4 * unit), 2), ((5 * unit, 9 * unit), 3)):
-        right = timm_output(coverage, model, "dynamic", weights_of(model), size, batch)
+        right = timm_output(coverage, model, mode, weights_of(model), size, batch)
         for engine, given in outputs(path, pixels_of(size, batch)):
             assert max_rel(given, right) <= 1e-5, (engine, size)
 
@@ -191,14 +201,16 @@ def test_beit_table_of_another_size(export: Any, weights_of: Any) -> None:
     assert tuple(table.shape) == (190, 3)
     bias = module.blocks[0].attn._get_rel_pos_bias()
     report = export(BEIT, (96, 144), outputs=["tokens"], verify=False)
-    stored = [numpy_helper.to_array(t) for t in onnx.load(report.artifacts[0].path).graph.initializer]
+    stored = [
+        numpy_helper.to_array(t) for t in onnx.load(report.artifacts[0].path).graph.initializer
+    ]
     found = [a for a in stored if a.shape == tuple(bias.shape)]
     assert any(np.abs(a - bias.numpy()).max() <= 1e-6 for a in found)
 
 
 def test_dinov3_rotary_is_the_closed_form(export: Any) -> None:
     """C24: patch centres from -1 to 1, angle 2 pi c / period, period = 100^(4i / head_dim)."""
-    name, kwargs = DINOV3
+    _, kwargs = DINOV3
     report = export(DINOV3, (96, 160), verify=False)
     head_dim = kwargs["embed_dim"] // kwargs["num_heads"]
     rows = (np.arange(6) + 0.5) / 6 * 2 - 1
@@ -208,7 +220,9 @@ def test_dinov3_rotary_is_the_closed_form(export: Any) -> None:
     by_column = np.tile(columns, 6)[:, None] / periods
     angles = 2 * math.pi * np.concatenate([by_row, by_column], axis=1)  # [60, D/2]
     wanted = np.tile(angles, 2)
-    stored = [numpy_helper.to_array(t) for t in onnx.load(report.artifacts[0].path).graph.initializer]
+    stored = [
+        numpy_helper.to_array(t) for t in onnx.load(report.artifacts[0].path).graph.initializer
+    ]
     tables = [a.reshape(60, head_dim) for a in stored if a.size == 60 * head_dim]
     for function in (np.sin, np.cos):
         assert any(np.abs(t - function(wanted)).max() <= 1e-6 for t in tables), function
@@ -230,34 +244,6 @@ def test_height_and_width_are_not_swapped(export: Any, tmp_path: Path) -> None:
     one = outputs(wide, pixels)[0][1]
     other = outputs(tall, pixels.transpose(2, 3).contiguous())[0][1]
     assert np.abs(one - other).max() > 1e-2 * np.abs(one).max()
-
-
-def test_same_weights_differ_between_timm_and_transformers(
-    kit: Any, tmp_path: Path
-) -> None:
-    """C06: timm resamples with antialias, transformers without; each report says so."""
-    module = kit.build("vit", head=True, image_size=224)
-    folder = kit.save(module)
-    theirs = vitpe_deploy.export(f"hf:{folder}", 384, output_dir=tmp_path / "hf")
-    path = tmp_path / "timm.pth"
-    torch.save(as_timm(module), path)
-    options = {"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "num_classes": 5}
-    ours = vitpe_deploy.export(
-        "timm:vit_tiny_patch16_224", 384, weights=path, model_kwargs=options,
-        output_dir=tmp_path / "timm",
-    )  # fmt: skip
-    assert (theirs.verdict, ours.verdict) == ("passed", "passed")
-    assert (theirs.resample_rule, ours.resample_rule) == ("bicubic", "bicubic antialias")
-
-    native = pixels_of((224, 224))
-    same = timm.create_model("vit_tiny_patch16_224", **options).eval()
-    same.load_state_dict(torch.load(path, weights_only=True))
-    same.norm.eps = module.config.layer_norm_eps
-    with torch.no_grad():
-        assert max_rel(same(native).numpy(), module(native).logits) <= 1e-2
-    pixels = pixels_of((384, 384))
-    one, other = (outputs(r.artifacts[0].path, pixels)[0][1] for r in (theirs, ours))
-    assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
 
 
 REFUSED = [
@@ -328,9 +314,7 @@ def test_weights_that_do_not_fit_are_listed(weights_of: Any, tmp_path: Path) -> 
     assert "blocks.1.norm2.shift" in caught.value.message
 
 
-def test_wrapped_bfloat16_weights_with_another_class_count(
-    weights_of: Any, tmp_path: Path
-) -> None:
+def test_wrapped_bfloat16_weights_with_another_class_count(weights_of: Any, tmp_path: Path) -> None:
     """As people save them; the number of classes is read off the head."""
     from safetensors.torch import load_file
 
@@ -375,7 +359,9 @@ def test_all_outputs(export: Any, weights_of: Any) -> None:
     assert shapes["cls"] == [1, 96]
 
 
-def test_position_rule_can_be_overridden(export: Any, coverage: ModuleType, weights_of: Any) -> None:
+def test_position_rule_can_be_overridden(
+    export: Any, coverage: ModuleType, weights_of: Any
+) -> None:
     report = export(VIT, (96, 160), antialias=False)
     assert report.verdict == "passed"
     assert report.resample_rule == "bicubic"
@@ -388,7 +374,9 @@ def test_position_rule_can_be_overridden(export: Any, coverage: ModuleType, weig
 # The referee: each test breaks one thing on purpose and expects a failed verdict.
 
 
-def test_positions_left_unresampled_are_noticed(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_left_unresampled_are_noticed(
+    export: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vitpe_deploy.sources.timm_model import TimmModel
 
     right = TimmModel.explicit
@@ -491,24 +479,3 @@ def _request(model: Model, weights: Path | None = None) -> ModelRequest:
 
 def _id(value: Any) -> str | None:
     return value[0] if isinstance(value, tuple) and isinstance(value[0], str) else None
-
-
-def as_timm(module: Any) -> dict[str, Tensor]:
-    """A transformers ViT's weights under timm's names."""
-    given, named = module.state_dict(), {}
-    named["cls_token"] = given["vit.embeddings.cls_token"]
-    named["pos_embed"] = given["vit.embeddings.position_embeddings"]
-    for part in ("weight", "bias"):
-        named[f"patch_embed.proj.{part}"] = given[f"vit.embeddings.patch_embeddings.projection.{part}"]
-        named[f"norm.{part}"] = given[f"vit.layernorm.{part}"]
-        named[f"head.{part}"] = given[f"classifier.{part}"]
-    names = {n for n in given if ".attention." in n or ".layernorm_" in n or ".dense" in n or ".fc" in n}
-    for k in range(module.config.num_hidden_layers):
-        own = {n: given[n] for n in names if f".{k}." in n}
-        for part in ("weight", "bias"):
-            q, key, v = (
-                next(t for n, t in own.items() if n.endswith(f"{word}.{part}"))
-                for word in (("query"), ("key"), ("value"))
-            )
-            named[f"blocks.{k}.attn.qkv.{part}"] = torch.cat([q, key, v])
-    return named

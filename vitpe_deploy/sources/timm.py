@@ -139,7 +139,9 @@ def _native(library: Library, state: Mapping[str, Tensor], path: Path | None) ->
 
 def _recomputed(name: str) -> bool:
     """Tables that timm computes and old checkpoints carry."""
-    return name.endswith(("relative_position_index", "attn_mask", "relative_coords_table", "k_bias"))
+    return name.endswith(
+        ("relative_position_index", "attn_mask", "relative_coords_table", "k_bias")
+    )
 
 
 SOURCE = TimmSource

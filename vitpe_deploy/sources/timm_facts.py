@@ -166,7 +166,9 @@ def encoding_of(module: nn.Module) -> str:
         kinds.remove("rope-2d")
     tables = [n for n in names if re.search(r"(bias_table|attention_biases)$", n)]
     if tables and "log-cpb" not in kinds:
-        windowed = any(hasattr(module.get_submodule(t.rpartition(".")[0]), "window_size") for t in tables)
+        windowed = any(
+            hasattr(module.get_submodule(t.rpartition(".")[0]), "window_size") for t in tables
+        )
         staged = any(t.startswith(("layers.", "stages.")) for t in tables)
         kinds.append("window-bias" if windowed and staged else "relative-2d")
     return "+".join(kinds) or "none"
@@ -183,5 +185,3 @@ def preprocess_of(config: Mapping[str, Any]) -> Preprocess:
         interpolation=kernel if kernel in FILTERS else default.interpolation,
         crop=float(config.get("crop_pct") or 1.0),
     )
-
-

@@ -103,9 +103,7 @@ class TimmModel(WatchedModel):
 
         def resample(call: TableResample) -> Tensor:
             tables.append(call)
-            return (
-                torch_override(call, self._override) if self._override else torch_unchanged(call)
-            )
+            return torch_override(call, self._override) if self._override else torch_unchanged(call)
 
         try:
             with torch.no_grad(), TableWatcher(torch.empty(0), resample):
@@ -158,5 +156,5 @@ class TimmModel(WatchedModel):
         if "feature-map" in names and "feature-map" not in found:
             grid = self.facts.grid(Resolution(*inputs.shape[-2:]))
             patches = found["tokens"][:, self.facts.prefix_tokens :]
-            found["feature-map"] = patches.transpose(1, 2).unflatten(2, grid)
+            found["feature-map"] = patches.transpose(1, 2).reshape(*patches.shape[::2], *grid)
         return {name: found[name] for name in names}

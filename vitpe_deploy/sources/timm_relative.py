@@ -44,7 +44,9 @@ def writes_in_graph(network: nn.Module) -> bool:
         return False
     if getattr(network, "pos_embed", None) is not None:
         return False
-    owners = [m for m in network.modules() if getattr(m, "relative_position_index", None) is not None]
+    owners = [
+        m for m in network.modules() if getattr(m, "relative_position_index", None) is not None
+    ]
     return bool(owners) and all(_bias_method(m) is not None for m in owners)
 
 

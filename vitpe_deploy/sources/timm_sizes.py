@@ -340,7 +340,9 @@ def _steps(patch: tuple[int, int], probe: nn.Module) -> list[tuple[tuple[int, in
         factor *= 2
     windows = sorted({w for m in probe.modules() for w in _window(m)})
     base = max(reduction, patch[0])
-    steps += [((base * w, base * w), f"windows of {w} on a map reduced {base} times") for w in windows]
+    steps += [
+        ((base * w, base * w), f"windows of {w} on a map reduced {base} times") for w in windows
+    ]
     return steps
 
 

@@ -107,7 +107,8 @@ def _decomposed_attention(attention: Any, x: Tensor) -> Tensor:
     bias = bias.reshape(batch, heads, tokens, tokens)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     out = attention.proj(out.transpose(1, 2).reshape(batch, tokens, dim))
-    return attention.proj_drop(out).view(batch, h, w, dim)
+    dropped: Tensor = attention.proj_drop(out)
+    return dropped.view(batch, h, w, dim)
 
 
 def _distances(table: Tensor, n: int) -> Tensor:

@@ -2,9 +2,9 @@
 
 timm writes the mask of shifted windows by assigning slices, pads by remainders and divides the
 batch of windows by their number; each of these makes torch reason about nested divisions for
-minutes (a DaViT of four blocks did not finish in eight). The same values in closed form: a map of h rows has ceil(h / w) rows of windows, and two
-pixels of a shifted window attend to each other when they come from the same side of the edge
-(Liu et al., "Swin Transformer", 2021, section 3.2).
+minutes (a DaViT of four blocks did not finish in eight). The same values in closed form: a map of
+h rows has ceil(h / w) rows of windows, and two pixels of a shifted window attend to each other
+when they come from the same side of the edge (Liu et al., "Swin Transformer", 2021, section 3.2).
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def rewrite_padding_block(block: nn.Module) -> bool:
     return True
 
 
-def _through_windows(attention: Callable[[Tensor], Tensor], x: Tensor, window: tuple[int, int]) -> Tensor:
+def _through_windows(
+    attention: Callable[[Tensor], Tensor], x: Tensor, window: tuple[int, int]
+) -> Tensor:
     """Attention inside the windows of a map [B, h, w, C]."""
     batch, h, w, dim = x.shape
     cut, counts = to_windows(x, window)  # [B, nW, A, C]
