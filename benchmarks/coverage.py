@@ -164,6 +164,7 @@ def reference(
 ) -> Any:
     """timm's own model for a size, with the file's weights put in by timm's own loader."""
     import timm
+    import torch
 
     def create(**more: Any) -> Any:
         given = {**options, **more}
@@ -181,7 +182,13 @@ def reference(
     try:
         return create(**wanted)
     except (TypeError, RuntimeError, AssertionError):
-        return create()  # the class has no such option, or resamples its tables while it runs
+        module = create()  # the class has no such option, or resamples its tables while it runs
+    try:
+        with torch.no_grad():
+            module(torch.zeros(1, int(options.get("in_chans", 3)), *size))
+    except (RuntimeError, AssertionError):
+        return create(img_size=size)  # timm has no network for any size, but one for each
+    return module
 
 
 def _compare(

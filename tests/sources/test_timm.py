@@ -175,11 +175,8 @@ def test_dynamic_at_sizes_that_were_not_traced(
     assert not operators(path) & (RESIZING | CONTROL)
     native = tuple(open_source(_request(model)).facts().native.as_list())
     unit = math.lcm(step, 16) if step != 14 else 14
-    # timm has no network for any size where a relative bias belongs to the grid: there the
-    # referee is the network that timm makes for each size.
-    mode = "static" if model in (BEIT, RELPOS) else "dynamic"
     for size, batch in ((native, 1), ((4 * unit, 4 * unit), 2), ((5 * unit, 9 * unit), 3)):
-        right = timm_output(coverage, model, mode, weights_of(model), size, batch)
+        right = timm_output(coverage, model, "dynamic", weights_of(model), size, batch)
         for engine, given in outputs(path, pixels_of(size, batch)):
             assert max_rel(given, right) <= 1e-5, (engine, size)
 
@@ -244,6 +241,29 @@ def test_height_and_width_are_not_swapped(export: Any, tmp_path: Path) -> None:
     one = outputs(wide, pixels)[0][1]
     other = outputs(tall, pixels.transpose(2, 3).contiguous())[0][1]
     assert np.abs(one - other).max() > 1e-2 * np.abs(one).max()
+
+
+def test_same_weights_differ_between_timm_and_transformers(kit: Any, tmp_path: Path) -> None:
+    """C06: timm resamples with antialias, transformers without; each report says so."""
+    module = kit.build("vit", head=True, image_size=224, layer_norm_eps=1e-6)
+    theirs = vitpe_deploy.export(f"hf:{kit.save(module)}", 384, output_dir=tmp_path / "hf")
+    path = tmp_path / "timm.pth"
+    torch.save(as_timm(module), path)
+    options = {"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "num_classes": 5}
+    name = "timm:vit_tiny_patch16_224"
+    kept = {"weights": path, "model_kwargs": options}
+    ours = vitpe_deploy.export(name, 384, output_dir=tmp_path / "timm", **kept)
+    assert (theirs.verdict, ours.verdict) == ("passed", "passed")
+    assert (theirs.resample_rule, ours.resample_rule) == ("bicubic", "bicubic antialias")
+
+    native = vitpe_deploy.export(name, 224, output_dir=tmp_path / "native", **kept)
+    pixels = pixels_of((224, 224))
+    with torch.no_grad():
+        right = module(pixels).logits
+    assert max_rel(outputs(native.artifacts[0].path, pixels)[0][1], right) <= 1e-5
+    pixels = pixels_of((384, 384))
+    one, other = (outputs(r.artifacts[0].path, pixels)[0][1] for r in (theirs, ours))
+    assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
 
 
 REFUSED = [
@@ -479,3 +499,26 @@ def _request(model: Model, weights: Path | None = None) -> ModelRequest:
 
 def _id(value: Any) -> str | None:
     return value[0] if isinstance(value, tuple) and isinstance(value[0], str) else None
+
+
+def as_timm(module: Any) -> dict[str, Tensor]:
+    """A transformers ViT's weights under timm's names."""
+    given = module.state_dict()
+    plain = {"attention.o_proj": "attn.proj", "layernorm_before": "norm1",
+             "layernorm_after": "norm2", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}  # fmt: skip
+    named = {
+        "cls_token": given["vit.embeddings.cls_token"],
+        "pos_embed": given["vit.embeddings.position_embeddings"],
+    }
+    for part in ("weight", "bias"):
+        patch = given[f"vit.embeddings.patch_embeddings.projection.{part}"]
+        named[f"patch_embed.proj.{part}"] = patch
+        named[f"norm.{part}"] = given[f"vit.layernorm.{part}"]
+        named[f"head.{part}"] = given[f"classifier.{part}"]
+        for k in range(module.config.num_hidden_layers):
+            old, new = f"vit.layers.{k}", f"blocks.{k}"
+            for theirs, ours in plain.items():
+                named[f"{new}.{ours}.{part}"] = given[f"{old}.{theirs}.{part}"]
+            qkv = [given[f"{old}.attention.{word}_proj.{part}"] for word in "qkv"]
+            named[f"{new}.attn.qkv.{part}"] = torch.cat(qkv)
+    return named

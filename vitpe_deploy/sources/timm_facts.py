@@ -13,7 +13,8 @@ from vitpe_deploy.inputs import ImageInput
 from vitpe_deploy.preprocess import FILTERS, Preprocess
 from vitpe_deploy.sources.base import ModelFacts, SizeRule
 from vitpe_deploy.sources.timm_library import Library
-from vitpe_deploy.sources.timm_sizes import NoRuleError, Sizes, patch_size, run
+from vitpe_deploy.sources.timm_sizes import NoRuleError, Sizes
+from vitpe_deploy.sources.timm_steps import patch_size, run
 
 _BLOCK_PATH = re.compile(r"(?:^|\.)(?:blocks|layers\.\d+\.blocks)(?:\.\d+)+$")
 

@@ -143,7 +143,10 @@ def rewrite_padding_block(block: nn.Module) -> bool:
     """The same for blocks that pad to windows without shifting them."""
     window = getattr(block, "window_size", None)
     names = {n for n, _ in block.named_children()}
-    if names >= {"norm", "reduction"} and isinstance(getattr(block, "reduction", None), nn.Linear):
+    reduction = getattr(block, "reduction", None)
+    if "norm" in names and isinstance(reduction, nn.Linear):
+        if reduction.in_features != 4 * getattr(block, "dim", 0):
+            return False
         block.forward = MethodType(_patch_merging, block)
     elif isinstance(getattr(block, "ws", None), int) and names >= {"qkv", "proj"}:
         block.forward = MethodType(_grouped_attention, block)
@@ -153,7 +156,7 @@ def rewrite_padding_block(block: nn.Module) -> bool:
         block.forward = MethodType(_davit_block, block)
     elif isinstance(window, int) and "local_conv" in names:
         block.forward = MethodType(_tiny_vit_block, block)
-    elif isinstance(window, int) and window > 0 and names >= {"ls1", "ls2", "mlp"}:
+    elif isinstance(window, int) and window > 0 and hasattr(block.attn, "use_rel_pos"):
         block.forward = MethodType(_sam_block, block)
     else:
         return False
@@ -175,11 +178,12 @@ def _davit_block(block: Any, x: Tensor) -> Tensor:
     """DaViT's spatial block on a map [B, C, h, w] (Ding et al., "DaViT", 2022)."""
     first = block.cpe1(x).permute(0, 2, 3, 1)  # [B, h, w, C]
     attended = _through_windows(block.attn, block.norm1(first), tuple(block.window_size))
-    x = block.cpe2((first + block.drop_path1(attended)).permute(0, 3, 1, 2))
+    out: Tensor = block.cpe2((first + block.drop_path1(attended)).permute(0, 3, 1, 2))
     if block.mlp is None:
-        return x
-    tokens = x.permute(0, 2, 3, 1)
-    return (tokens + block.drop_path2(block.mlp(block.norm2(tokens)))).permute(0, 3, 1, 2)
+        return out
+    tokens = out.permute(0, 2, 3, 1)
+    out = tokens + block.drop_path2(block.mlp(block.norm2(tokens)))
+    return out.permute(0, 3, 1, 2)
 
 
 def _tiny_vit_block(block: Any, x: Tensor) -> Tensor:
@@ -187,7 +191,8 @@ def _tiny_vit_block(block: Any, x: Tensor) -> Tensor:
     window = (block.window_size, block.window_size)
     x = x + block.drop_path1(_through_windows(block.attn, x, window))
     x = block.local_conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-    return x + block.drop_path2(block.mlp(x))
+    out: Tensor = x + block.drop_path2(block.mlp(x))
+    return out
 
 
 def _sam_block(block: Any, x: Tensor) -> Tensor:
@@ -196,10 +201,12 @@ def _sam_block(block: Any, x: Tensor) -> Tensor:
 
     def attend(cut: Tensor) -> Tensor:
         count, area, dim = cut.shape
-        return block.attn(cut.reshape(count, *window, dim)).reshape(count, area, dim)
+        attended: Tensor = block.attn(cut.reshape(count, *window, dim))
+        return attended.reshape(count, area, dim)
 
     x = x + block.drop_path1(block.ls1(_through_windows(attend, block.norm1(x), window)))
-    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    out: Tensor = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    return out
 
 
 def _grouped_attention(attention: Any, x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -213,7 +220,8 @@ def _grouped_attention(attention: Any, x: Tensor, size: tuple[int, int]) -> Tens
 
     window = (attention.ws, attention.ws)
     out = _through_windows(attend, x.reshape(batch, *size, dim), window)
-    return attention.proj_drop(attention.proj(out.reshape(batch, tokens, dim)))
+    joined: Tensor = attention.proj(out.reshape(batch, tokens, dim))
+    return joined
 
 
 def _patch_merging(merging: Any, x: Tensor) -> Tensor:
@@ -223,9 +231,11 @@ def _patch_merging(merging: Any, x: Tensor) -> Tensor:
     x = F.pad(x, (0, 0, 0, columns * 2 - w, 0, rows * 2 - h))
     x = x.reshape(batch, rows, 2, columns, 2, dim).permute(0, 1, 3, 4, 2, 5)
     x = x.reshape(batch, rows, columns, 4 * dim)
-    if merging.reduction.in_features == math.prod(merging.norm.normalized_shape):
-        return merging.reduction(merging.norm(x))  # Swin v1 normalises before
-    return merging.norm(merging.reduction(x))
+    before = merging.reduction.in_features == math.prod(merging.norm.normalized_shape)  # Swin v1
+    merged: Tensor = (
+        merging.reduction(merging.norm(x)) if before else merging.norm(merging.reduction(x))
+    )
+    return merged
 
 
 def rewrite_padded_convolution(module: nn.Module) -> bool:
@@ -246,12 +256,14 @@ def rewrite_padded_convolution(module: nn.Module) -> bool:
 
 def _stem(stem: Any, x: Tensor) -> Tensor:
     """[B, 3, H, W] -> [B, C, ceil(H / 4), ceil(W / 4)]."""
-    return stem.norm(stem.conv(_padded(x, stem.stride)))
+    embedded: Tensor = stem.norm(stem.conv(_padded(x, stem.stride)))
+    return embedded
 
 
 def _merge(merge: Any, x: Tensor) -> Tensor:
     """[B, C, h, w] -> [B, C', ceil(h / 2), ceil(w / 2)]."""
-    return merge.conv(_padded(merge.norm(x), tuple(merge.conv.kernel_size)))
+    merged: Tensor = merge.conv(_padded(merge.norm(x), tuple(merge.conv.kernel_size)))
+    return merged
 
 
 def _padded(x: Tensor, step: tuple[int, int]) -> Tensor:
