@@ -75,7 +75,8 @@ def test_extras_hold_what_they_promise() -> None:
     for name in ("timm", "transformers"):
         assert expanded(name) == expanded("export") | {name}
     assert not expanded("report") & WORKSHOP
-    others = [name for name in EXTRAS if name not in ("all", "test")]
+    # int8 keeps its name for a precision that is still refused; nobody needs it with the rest.
+    others = [name for name in EXTRAS if name not in ("all", "int8", "test")]
     assert expanded("all") == set().union(*map(expanded, others))
     assert expanded("all") < expanded("test")
 
