@@ -112,7 +112,7 @@ def test_a_typo_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     block = refused(cli.main, "exprot", capsys)
     assert block == (
         "error: there is no command 'exprot'. Did you mean 'export'? "
-        "Choose from: export, verify, plot."
+        "Choose from: export, verify, plot, run."
     )
 
 

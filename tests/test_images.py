@@ -90,7 +90,7 @@ def test_preprocess_survives_json() -> None:
     assert document["mean"] == [0.1, 0.2, 0.3]
     assert document["scale"] == 1 / 255
     assert set(document) == {
-        "mean", "std", "layout", "color_order", "interpolation", "crop", "scale",
+        "mean", "std", "layout", "color_order", "interpolation", "crop", "scale", "fit",
     }  # fmt: skip
     assert Preprocess.from_dict({}) == Preprocess()
 

@@ -10,11 +10,13 @@ import vitpe_deploy
 def test_public_names() -> None:
     expected = {
         "ExportReport",
+        "LoadedArtifact",
         "Resolution",
         "VerifyReport",
         "VitpeError",
         "__version__",
         "export",
+        "load",
         "verify",
     }
     assert set(vitpe_deploy.__all__) == set(dir(vitpe_deploy)) == expected

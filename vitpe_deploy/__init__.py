@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitpe_deploy.api import export, verify
+    from vitpe_deploy.deploy import LoadedArtifact, load
     from vitpe_deploy.errors import VitpeError
     from vitpe_deploy.request import Resolution
     from vitpe_deploy.results import ExportReport, VerifyReport
@@ -23,11 +24,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ExportReport",
+    "LoadedArtifact",
     "Resolution",
     "VerifyReport",
     "VitpeError",
     "__version__",
     "export",
+    "load",
     "verify",
 ]
 
@@ -36,7 +39,9 @@ _HOMES = {
     "Resolution": "request",
     "VerifyReport": "results",
     "VitpeError": "errors",
+    "LoadedArtifact": "deploy",
     "export": "api",
+    "load": "deploy",
     "verify": "api",
 }
 

@@ -114,12 +114,13 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         raise ArtifactError(f"{path} does not exist")
     with tempfile.TemporaryDirectory(prefix="vitpe-bundle-") as folder:
         try:
-            yield _unpack(path, Path(folder))
+            bundle = _unpack(path, Path(folder))
         except (zipfile.BadZipFile, KeyError, ValidationError, ValueError, EOFError) as problem:
             lines = str(problem).splitlines() or [type(problem).__name__]
             raise ArtifactError(
                 f"{path} is not a bundle or is damaged: {lines[0][:200]}"
             ) from problem
+        yield bundle
 
 
 def _unpack(path: Path, folder: Path) -> Bundle:

@@ -1,8 +1,8 @@
 """The commands: flags in, the Python interface called, a report out.
 
-``vitpe`` has the commands as sub-commands; ``vitpe-export``, ``vitpe-verify`` and ``vitpe-plot``
-are the same functions under their own names. Nothing heavy is imported before it is needed, so
-that ``--help`` and refusals are instant.
+``vitpe`` has the commands as sub-commands; ``vitpe-export``, ``vitpe-verify``, ``vitpe-plot``
+and ``vitpe-run`` are the same functions under their own names. Nothing heavy is imported before
+it is needed, so that ``--help`` and refusals are instant.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_boundary import Outcome, run_app, stdout_for_results
 from vitpe_deploy.cli_plot import plot_command
+from vitpe_deploy.cli_run import run_command
 from vitpe_deploy.console import Console
 from vitpe_deploy.errors import ParityError, UsageError
 
@@ -228,6 +229,7 @@ def _app(*commands: str) -> typer.Typer:
         "export": export,
         "verify": verify,
         "plot": plot_command,
+        "run": run_command,
     }
     for name in commands:
         app.command(name, epilog=o.EXIT_CODES)(known[name])
@@ -241,13 +243,13 @@ def _vitpe(
     """Vision Transformers with any positional encoding, at any size, to ONNX and OpenVINO."""
     del version
     if context.invoked_subcommand is None:
-        raise UsageError("no command was given", hint="Choose from: export, verify, plot.")
+        raise UsageError("no command was given", hint="Choose from: export, verify, plot, run.")
     return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``vitpe``. Gives the exit code."""
-    app = _app("export", "verify", "plot")
+    app = _app("export", "verify", "plot", "run")
     app.callback(invoke_without_command=True)(_vitpe)
     return run_app(app, "vitpe", argv)
 
@@ -265,3 +267,8 @@ def verify_main(argv: Sequence[str] | None = None) -> int:
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """``vitpe-plot``. Gives the exit code."""
     return run_app(_app("plot"), "vitpe-plot", argv)
+
+
+def run_main(argv: Sequence[str] | None = None) -> int:
+    """``vitpe-run``. Gives the exit code."""
+    return run_app(_app("run"), "vitpe-run", argv)

@@ -353,6 +353,9 @@ VerifyVerbose: TypeAlias = Annotated[
         count=True,
     ),
 ]
+RunVerbose: TypeAlias = Annotated[
+    int, _switch(GENERAL, "-v", "--verbose", text="-vv shows tracebacks.", count=True)
+]
 Quiet: TypeAlias = Annotated[
     bool, _switch(GENERAL, "-q", "--quiet", text="Only errors and the final result.")
 ]

@@ -6,8 +6,10 @@ table that was transposed or shifted moves the outputs less than on a picture wi
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -143,11 +145,11 @@ def _to_rgb(image: Image.Image, path: Path) -> npt.NDArray[np.uint8]:
 def prepare(
     image: npt.NDArray[np.uint8], height: int, width: int, preprocess: Preprocess
 ) -> npt.NDArray[np.float32]:
-    """One picture as a model input of exactly the size asked for, without distortion.
+    """One picture as a model input of exactly the size asked for.
 
-    The largest centred box of the target's aspect ratio is taken, shrunk by ``preprocess.crop``,
-    and resized in one step (antialiased, Pillow's filters), so nothing is resampled twice. A
-    picture that has the target size already passes unchanged, apart from the normalisation.
+    How its shape is changed is ``preprocess.fit``; pixels are resampled once, by Pillow's filters,
+    which antialias. A picture that has the target size already passes unchanged, apart from the
+    normalisation, where the rule has no crop.
 
     Args:
         image: ``[H, W, 3]`` as :func:`load_image` gives it.
@@ -167,26 +169,83 @@ def prepare(
         raise UsageError(
             f"a size must be at least 1x1, got {height}x{width}", hint="Give a size in pixels."
         )
-    source_height, source_width = image.shape[:2]
-    factor = min(source_height / height, source_width / width) * preprocess.crop
-    box_height, box_width = height * factor, width * factor
-    top, left = (source_height - box_height) / 2, (source_width - box_width) / 2
-    # min() because rounding may put the far edge a hair outside, which Pillow refuses
-    box = (
-        max(left, 0.0),
-        max(top, 0.0),
-        min(left + box_width, float(source_width)),
-        min(top + box_height, float(source_height)),
-    )
-    resized = Image.fromarray(image).resize(
-        (width, height), _FILTERS[preprocess.interpolation], box=box
-    )
+    resized = _FITS[preprocess.fit](Image.fromarray(image), height, width, preprocess)
     pixels = np.asarray(resized, dtype=np.float32) * np.float32(preprocess.scale)  # [H, W, 3]
     if preprocess.color_order == "BGR":
         pixels = pixels[..., ::-1]
     mean, std = (np.array(v, dtype=np.float32) for v in (preprocess.mean, preprocess.std))
     values = (pixels - mean) / std
     return np.ascontiguousarray(values.transpose(2, 0, 1), dtype=np.float32)
+
+
+def _box(image: Image.Image, height: int, width: int, rule: Preprocess) -> Image.Image:
+    """The largest centred box of the target's shape, resized in one step."""
+    factor = min(image.height / height, image.width / width) * rule.crop
+    box_height, box_width = height * factor, width * factor
+    top, left = (image.height - box_height) / 2, (image.width - box_width) / 2
+    # min() because rounding may put the far edge a hair outside, which Pillow refuses
+    box = (
+        max(left, 0.0),
+        max(top, 0.0),
+        min(left + box_width, float(image.width)),
+        min(top + box_height, float(image.height)),
+    )
+    return image.resize((width, height), _FILTERS[rule.interpolation], box=box)
+
+
+def _center_crop(image: Image.Image, height: int, width: int, rule: Preprocess) -> Image.Image:
+    """The whole picture resized with its shape kept, then the centre; sizes round as in timm."""
+    inner_height, inner_width = _enlarged(height, rule), _enlarged(width, rule)
+    if inner_height == inner_width:  # by the shorter side, the longer one cut to whole pixels
+        short, long = sorted((image.height, image.width))
+        sides = (inner_height, int(inner_height * long / short))
+        new_height, new_width = sides if image.height <= image.width else sides[::-1]
+    else:
+        ratio = min(image.height / inner_height, image.width / inner_width)
+        new_height, new_width = round(image.height / ratio), round(image.width / ratio)
+    resized = image.resize((new_width, new_height), _FILTERS[rule.interpolation])
+    return _centre(resized, height, width)
+
+
+def _squash(image: Image.Image, height: int, width: int, rule: Preprocess) -> Image.Image:
+    """Both sides resized by themselves, then the centre."""
+    size = (_enlarged(width, rule), _enlarged(height, rule))
+    return _centre(image.resize(size, _FILTERS[rule.interpolation]), height, width)
+
+
+def _enlarged(side: int, rule: Preprocess) -> int:
+    """Pixels to resize to before ``side`` of them are cut out."""
+    return math.floor(side / rule.crop + 1e-6)  # 224 / (224 / 248) is a hair below 248
+
+
+def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
+    top, left = round((image.height - height) / 2), round((image.width - width) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+_FITS = {"box": _box, "center-crop": _center_crop, "squash": _squash}
+
+
+def resize_values(
+    values: npt.NDArray[np.floating[Any]], height: int, width: int, interpolation: str
+) -> npt.NDArray[np.float32]:
+    """Prepared inputs at another size, channel by channel, antialiased.
+
+    Args:
+        values: ``[B, C, H, W]``.
+        height: Target height in pixels.
+        width: Target width in pixels.
+        interpolation: A name of :data:`vitpe_deploy.preprocess.FILTERS`.
+
+    Returns:
+        ``[B, C, height, width]``.
+    """
+    flat = values.reshape(-1, *values.shape[2:]).astype(np.float32)
+    resized = [
+        np.asarray(Image.fromarray(plane).resize((width, height), _FILTERS[interpolation]))
+        for plane in flat
+    ]
+    return np.stack(resized).reshape(*values.shape[:2], height, width)
 
 
 def list_images(folder: Path) -> list[Path]:

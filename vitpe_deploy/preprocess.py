@@ -15,13 +15,23 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
 """Names of the filters that pictures can be resized with."""
 
+FITS = ("box", "center-crop", "squash")
+"""How a picture of another shape comes to the size of the input."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preprocess:
     """How pixels become a model's input; the manifest carries it.
 
     ``value = (pixel * scale - mean) / std`` per channel. ``crop`` is the share of the picture's
-    side that is kept, 1.0 for all of it.
+    side that is kept, 1.0 for all of it. ``fit`` is one of:
+
+    * ``box``: the largest centred box of the input's shape, shrunk by ``crop``, resized in one
+      step;
+    * ``center-crop``: the picture is resized until the input, enlarged by ``1 / crop``, lies
+      inside it, and its centre is cut out, as timm and torchvision do;
+    * ``squash``: the same, but the picture is resized to the enlarged input whatever its shape,
+      as transformers does where a processor knows height and width.
     """
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -31,12 +41,14 @@ class Preprocess:
     interpolation: str = "bicubic"
     crop: float = 1.0
     scale: float = 1 / 255
+    fit: str = "box"
 
     def __post_init__(self) -> None:
         for flag, value, known in (
             ("layout", self.layout, ("NCHW",)),
             ("color_order", self.color_order, ("RGB", "BGR")),
             ("interpolation", self.interpolation, FILTERS),
+            ("fit", self.fit, FITS),
         ):
             if value not in known:
                 raise UsageError(

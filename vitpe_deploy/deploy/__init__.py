@@ -1,0 +1,6 @@
+"""From a file to answers: what runs where torch and the source of the model are not."""
+
+from vitpe_deploy.deploy.loader import LoadedArtifact, load
+from vitpe_deploy.deploy.predictions import Prediction
+
+__all__ = ["LoadedArtifact", "Prediction", "load"]
