@@ -14,7 +14,7 @@ from vitpe_deploy.preprocess import FILTERS, Preprocess
 from vitpe_deploy.sources.base import ModelFacts, SizeRule
 from vitpe_deploy.sources.timm_library import Library
 from vitpe_deploy.sources.timm_sizes import NoRuleError, Sizes
-from vitpe_deploy.sources.timm_steps import patch_size, run
+from vitpe_deploy.sources.timm_steps import channels_of, patch_size, run
 
 _BLOCK_PATH = re.compile(r"(?:^|\.)(?:blocks|layers\.\d+\.blocks)(?:\.\d+)+$")
 
@@ -57,7 +57,7 @@ def library_facts(library: Library, sizes: Sizes) -> ModelFacts:
         outputs=tuple(names),
         default_outputs=("logits",) if "logits" in found else tuple(names[:1]),
         depth=len(block_paths(probe)),
-        input=ImageInput(channels=int(getattr(probe, "in_chans", None) or 3)),
+        input=ImageInput(channels=channels_of(probe)),
         preprocess=preprocess_of(probe.pretrained_cfg),
         dynamic_rule=dynamic_rule,
         no_dynamic=no_dynamic,
@@ -185,4 +185,5 @@ def preprocess_of(config: Mapping[str, Any]) -> Preprocess:
         std=std if len(std) == 3 else default.std,
         interpolation=kernel if kernel in FILTERS else default.interpolation,
         crop=float(config.get("crop_pct") or 1.0),
+        fit="squash" if config.get("crop_mode") == "squash" else "center-crop",
     )

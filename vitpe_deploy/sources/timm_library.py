@@ -23,7 +23,7 @@ from vitpe_deploy.request import Resolution, closest
 
 _SIZE_OPTION = "img_size"
 _DYNAMIC_OPTION = "dynamic_img_size"
-_UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
+_UNKNOWN_OPTION = re.compile(r"unexpected keyword argument(?:\(s\):)? \[?'(\w+)'")
 
 
 class CreationError(Exception):
@@ -142,7 +142,8 @@ class Library:
         overlay: dict[str, Any] = {"state_dict": dict(state), "custom_load": False}
         probe: Any = self.probe()
         overlay["num_classes"] = probe.num_classes
-        channels = int(getattr(probe, "in_chans", None) or self.options.get("in_chans", 3))
+        stated = getattr(probe, "in_chans", None)
+        channels = stated if isinstance(stated, int) else int(self.options.get("in_chans", 3))
         overlay["input_size"] = (channels, *probe.pretrained_cfg["input_size"][1:])
         head = probe.pretrained_cfg.get("classifier")
         rows = state.get(f"{head}.weight") if isinstance(head, str) else None

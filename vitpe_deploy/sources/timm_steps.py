@@ -49,7 +49,7 @@ def run(
     """Run a network of the ``meta`` device at a size."""
     tables: list[TableResample] = []
     dropped: list[str] = []
-    channels = int(getattr(module, "in_chans", None) or _first_convolution(module).in_channels)
+    channels = channels_of(module)
 
     def note(call: TableResample) -> Tensor:
         tables.append(call)
@@ -87,8 +87,11 @@ def _cuts_patches(conv: nn.Conv2d) -> bool:
     return plain and conv.stride[0] > 1 and conv.kernel_size[0] > 1 and conv.padding in ((0, 0), 0)
 
 
-def _first_convolution(module: nn.Module) -> nn.Conv2d:
-    return next(m for m in module.modules() if isinstance(m, nn.Conv2d))
+def channels_of(module: nn.Module) -> int:
+    """Colour channels that a network reads."""
+    stated = getattr(module, "in_chans", None)
+    first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+    return stated if isinstance(stated, int) else (3 if first is None else first.in_channels)
 
 
 def find_rule(
@@ -113,7 +116,7 @@ def find_rule(
         square = attempt(Resolution(native.height + step[0], native.width + step[1]))
         if found.reason and square.exact:
             return SizeRule(step, why, "refuses", square=found.reason)
-        reason, final = found.reason or reason, found.final
+        reason, final = square.reason or found.reason or reason, found.final
     return SizeRule(patch, f"patch size {patch[0]}", "refuses", fixed=native, fixed_reason=reason)
 
 
@@ -160,11 +163,11 @@ def reduction_of(probe: nn.Module) -> int:
 
 def patch_size(probe: nn.Module) -> tuple[int, int]:
     """Height and width of a patch: of the patch embedding, else of the first convolution."""
-    embed = getattr(probe, "patch_embed", None)
+    embed = getattr(probe, "patch_embed", None) or getattr(probe, "embeds", None)
     value = getattr(embed, "patch_size", None)
     if isinstance(value, int):
         return value, value
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return int(value[0]), int(value[1])
-    stride = _first_convolution(probe).stride
-    return int(stride[0]), int(stride[1])
+    first = next((m for m in probe.modules() if isinstance(m, nn.Conv2d)), None)
+    return (1, 1) if first is None else (int(first.stride[0]), int(first.stride[1]))
