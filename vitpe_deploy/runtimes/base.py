@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -30,7 +30,7 @@ class RuntimeInfo:
 
     ``precision_executed`` is the float format of the kernels (``f32``, ``bf16``, ``f16``), which
     may differ from what was asked; ``device`` is the word the user gave, ``device_name`` the
-    hardware behind it.
+    hardware behind it. ``compile_ms`` is what the engine took to prepare the graph; None for eager.
     """
 
     runtime: str
@@ -39,6 +39,7 @@ class RuntimeInfo:
     device_name: str
     precision_executed: str
     threads: int
+    compile_ms: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ class OnnxRuntime(FileRuntime):
         if self._extra_outputs:
             model = expose_values(self._path, self._extra_outputs)
             options.add_session_config_entry(_DATA_FOLDER_KEY, str(self._path.parent.resolve()))
+        start = time.perf_counter()
         try:
             session = engine.InferenceSession(model, options, providers=providers)
         except Exception as error:  # its exception classes share no base but Exception
@@ -77,6 +79,7 @@ class OnnxRuntime(FileRuntime):
                 f"onnxruntime {engine.__version__} cannot load {self._path}: {reason(error)}",
                 hint="Export the model again, with a lower --opset if the engine is older.",
             ) from error
+        compile_ms = (time.perf_counter() - start) * 1e3
         provider = providers[0][0]
         if session.get_providers()[0] != provider:
             raise DeviceError(
@@ -94,6 +97,7 @@ class OnnxRuntime(FileRuntime):
             # the OpenVINO provider does not tell what it compiled for
             precision_executed="f32" if provider == _CPU_PROVIDER else "unknown",
             threads=session.get_session_options().intra_op_num_threads,
+            compile_ms=compile_ms,
         )
         limits = limits_from_text(session.get_modelmeta().custom_metadata_map.get(KEY))
         return Opened(info, _tensors(session.get_inputs()), outputs, limits)

@@ -12,6 +12,7 @@ import importlib
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,7 @@ class OpenVinoRuntime(FileRuntime):
         used = self._require_devices(core.available_devices, base_devices)
         for name in self._extra_outputs:
             self._expose(model, name)
+        start = time.perf_counter()
         try:
             compiled = core.compile_model(model, self._device.upper(), self._config(used))
         except RuntimeError as error:
@@ -64,6 +66,7 @@ class OpenVinoRuntime(FileRuntime):
                 f"openvino cannot compile {self._path} for {self._device}: {reason(error)}",
                 hint="Export with --target portable, or use another --device.",
             ) from error
+        compile_ms = (time.perf_counter() - start) * 1e3
         self._request = compiled.create_infer_request()
         self._shapes = {_name(port): port.get_partial_shape() for port in compiled.inputs}
         self._positions = _output_positions(compiled.outputs, self._extra_outputs)
@@ -79,6 +82,7 @@ class OpenVinoRuntime(FileRuntime):
             device_name=_device_name(core, device),
             precision_executed=_read_precision(compiled, device),
             threads=_read_threads(compiled, device, self._threads),
+            compile_ms=compile_ms,
         )
         inputs = tuple(_tensor(p, _name(p)) for p in compiled.inputs)
         return Opened(info, inputs, outputs, limits)

@@ -1,0 +1,173 @@
+"""Children that time real engines on files whose cost is known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitpe_deploy.bench.child import time_runs, wait_until_idle, warm_up
+from vitpe_deploy.bench.inputs import save_expected
+from vitpe_deploy.bench.process import Child
+from vitpe_deploy.bench.rounds import Candidate, Schedule, compare, estimate_s, measure
+from vitpe_deploy.errors import ArtifactError, UsageError, VitpeError
+from vitpe_deploy.runtimes.base import Array, Opened, Runtime, RuntimeInfo, TensorInfo
+
+from .conftest import ROWS, WIDTH, MakeChain, MakeSpec
+
+QUICK = Schedule(rounds=6, iters=60, warmup=1, warmup_limit_s=1.0)
+
+
+class Scripted(Runtime):
+    """Takes as long as a list says, without computing anything."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__(threads=1)
+        self.seconds = seconds
+        self.runs = 0
+
+    def _open(self) -> Opened:
+        info = RuntimeInfo("scripted", "1", "CPU", "CPU", "f32", 1)
+        return Opened(info, (TensorInfo("x", (1,), "float32"),), ())
+
+    def _run(self, inputs: object) -> dict[str, Array]:
+        import time
+
+        end = time.perf_counter() + self.seconds[min(self.runs, len(self.seconds) - 1)]
+        while time.perf_counter() < end:
+            pass
+        self.runs += 1
+        return {}
+
+    def _close(self) -> None:
+        pass
+
+
+FED = {"x": np.zeros(1, np.float32)}
+
+
+def test_warm_up_lasts_until_latency_settles() -> None:
+    """Twelve slow runs first: the warm-up must see them out, and not stop at the asked two."""
+    with Scripted([0.02] * 6 + [0.012] * 6 + [0.004]) as runtime:
+        found = warm_up(runtime, FED, at_least=2, limit_s=5.0)
+    assert found.stable
+    assert found.runs >= 20
+    assert found.median_ms == pytest.approx(4, rel=0.2)
+
+
+def test_warm_up_gives_up() -> None:
+    with Scripted([0.03 / 1.1**k for k in range(200)]) as runtime:
+        found = warm_up(runtime, FED, at_least=2, limit_s=0.2)
+    assert not found.stable
+
+
+def test_clock_costs_less_than_a_hundredth_of_the_smallest_model() -> None:
+    """What one sample costs beyond the run itself: 30 microseconds at most, of 3 ms and more."""
+    with Scripted([0.0]) as runtime:
+        samples = time_runs(runtime, FED, 2000)
+    assert np.median(samples) < 0.03
+
+
+def test_longer_chain_is_slower_in_proportion(make_chain: MakeChain, make_spec: MakeSpec) -> None:
+    files = [make_chain("a.onnx", 60), make_chain("b.onnx", 120), make_chain("c.onnx", 60)]
+    single, double, again = measure([Candidate(f.name, make_spec(f)) for f in files], QUICK)
+    assert [len(r) for r in single.rounds] == [10] * 6
+    assert 1.5 < compare(single, double).median < 2.6
+    assert compare(single, double).verdict == "slower"
+    assert compare(double, again).verdict == "faster"
+    assert single.loaded.compile_ms is not None
+    assert 0 < single.loaded.compile_ms <= single.loaded.load_ms
+    assert single.peak_rss_bytes is not None
+    assert single.peak_rss_bytes > 10 << 20
+
+
+def test_agreement_is_told_beside_the_samples(
+    make_chain: MakeChain, make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    path = make_chain("a.onnx", 2)
+    weight = np.linalg.qr(np.random.default_rng(3).standard_normal((WIDTH, WIDTH)))[0]
+    x = np.random.default_rng(0).standard_normal((1, ROWS, WIDTH)).astype(np.float32)
+    right = [{"y": v @ weight @ weight} for v in (x, 2 * x)]
+    good = save_expected(tmp_path / "good.npz", right)
+    wrong = save_expected(tmp_path / "wrong.npz", [{"y": 1.01 * o["y"]} for o in right])
+    candidates = [
+        Candidate(str(f), make_spec(path, runtime, str(f)))
+        for f in (good, wrong)
+        for runtime in ("onnxruntime", "openvino")
+    ]
+    found = [m.agreement for m in measure(candidates, Schedule(rounds=1, iters=1, warmup=0))]
+    assert [a is not None and a.passed for a in found] == [True, True, False, False]
+    assert found[0] is not None
+    assert found[0].max_rel is not None
+    assert found[0].max_rel < 1e-5
+    assert found[2] is not None
+    assert found[2].max_rel == pytest.approx(0.01 / 1.01, rel=1e-3)
+
+
+def test_what_does_not_run_is_told_and_left_out(
+    make_chain: MakeChain, make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    good, broken = make_spec(make_chain("a.onnx", 2)), make_spec(tmp_path / "broken.onnx")
+    told: list[VitpeError] = []
+    found = measure(
+        [Candidate("good", good), Candidate("broken", broken)],
+        Schedule(rounds=1, iters=1, warmup=0),
+        on_error=lambda candidate, error: told.append(error),
+    )
+    assert [m.candidate.label for m in found] == ["good"]
+    assert isinstance(told[0], ArtifactError)
+    with pytest.raises(ArtifactError, match=r"broken\.onnx"):
+        measure([Candidate("broken", broken)], QUICK)
+
+
+def test_child_that_dies_is_an_error_with_its_last_words(
+    make_chain: MakeChain, make_spec: MakeSpec
+) -> None:
+    command = (sys.executable, "-c", "import sys; sys.exit('out of luck')")
+    with (
+        pytest.raises(ArtifactError, match="out of luck"),
+        Child(make_spec(make_chain("a.onnx", 2)), command),
+    ):
+        pass
+
+
+def test_device_children_import_neither_torch_nor_onnx(
+    make_chain: MakeChain, make_spec: MakeSpec
+) -> None:
+    """The child's own modules, after it has answered."""
+    spec = make_spec(make_chain("a.onnx", 2))
+    script = (
+        "import io, json, sys\n"
+        'sys.stdin = io.StringIO(\'{"do": "open"}\\n\')\n'
+        "from vitpe_deploy.bench import child\n"
+        "child.main([sys.argv[1]])\n"
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'onnx', 'onnx_ir')))\n"
+    )
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(spec.as_document())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["precision_executed"] == "f32"
+
+
+def test_idle_means_idle() -> None:
+    assert wait_until_idle()
+
+
+def test_schedule() -> None:
+    assert Schedule(rounds=20, min_time_s=3).runs_per_round(50) == 3
+    assert Schedule(rounds=20, min_time_s=3).runs_per_round(1000) == 1
+    assert Schedule(rounds=20, iters=30).runs_per_round(1) == 2
+    # one candidate of 100 ms: load 3 s, ten warm-up runs, 20 rounds of 2 + 1 runs and a pause
+    assert estimate_s([100.0], Schedule(rounds=20, min_time_s=3)) == pytest.approx(3 + 1 + 6.4)
+    with pytest.raises(UsageError, match="--rounds"):
+        Schedule(rounds=0)

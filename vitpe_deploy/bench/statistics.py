@@ -1,0 +1,153 @@
+"""What latencies say: percentiles of one candidate, and the ratio of two with its interval.
+
+Two candidates are compared round by round, because what disturbs a machine lasts longer than one
+inference: both medians of a round saw the same machine, two overall medians need not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vitpe_deploy.errors import UsageError
+
+RatioVerdict: TypeAlias = Literal["faster", "slower", "no difference", "unsure"]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+EQUAL_WITHIN = 0.02
+"""An interval that lies this close to 1 on both sides is no difference."""
+
+EQUAL_WIDTH = 0.04
+"""So is a narrower one that contains 1."""
+
+_FENCE = 3.0
+_MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Latencies of one candidate in milliseconds; ``cv`` is standard deviation over mean."""
+
+    min: float
+    median: float
+    mean: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    cv: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Latency of b over latency of a: above 1, b is slower."""
+
+    median: float
+    low: float
+    high: float
+    verdict: RatioVerdict
+    rounds: int
+
+
+def summarise(samples_ms: Sequence[float]) -> Summary:
+    """Percentiles of raw samples, all of them.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if not len(samples_ms):
+        raise UsageError("there are no samples to summarise", hint="Measure at least one run.")
+    values = np.asarray(samples_ms, dtype=np.float64)
+    mean = float(values.mean())
+    p50, p90, p95, p99 = (float(p) for p in np.percentile(values, [50, 90, 95, 99]))
+    return Summary(
+        min=float(values.min()),
+        median=p50,
+        mean=mean,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(values.max()),
+        cv=float(values.std() / mean) if mean > 0 else 0.0,
+    )
+
+
+def outliers(samples_ms: Sequence[float]) -> tuple[int, ...]:
+    """Places of samples far from the median: more than 3 robust standard deviations, and 10 %.
+
+    The spread is the median absolute deviation (Hampel's rule), which outliers do not widen.
+    """
+    values = np.asarray(samples_ms, dtype=np.float64)
+    if values.size < 3:
+        return ()
+    centre = np.median(values)
+    distance = np.abs(values - centre)
+    limit = max(_FENCE * _MAD_TO_SIGMA * float(np.median(distance)), 0.1 * float(centre))
+    return tuple(int(place) for place in np.flatnonzero(distance > limit))
+
+
+def round_medians(rounds: Sequence[Sequence[float]]) -> Floats:
+    """The median of each round, ``[rounds]``."""
+    return np.array([np.median(samples) for samples in rounds], dtype=np.float64)
+
+
+def ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
+    """Latency of b over a, paired by round: the median ratio and its 95 % bootstrap interval.
+
+    Args:
+        a: samples of the reference, one list per round.
+        b: samples of the other, from the same rounds in the same order.
+        seed: of the bootstrap, so that the same samples give the same interval.
+
+    Raises:
+        UsageError: other numbers of rounds, or none.
+    """
+    if len(a) != len(b) or not a:
+        raise UsageError(
+            f"rounds do not pair: {len(a)} and {len(b)}",
+            hint="Both candidates must be measured in the same rounds.",
+        )
+    return ratio_of_pairs(round_medians(b) / round_medians(a), seed=seed)
+
+
+def ratio_of_pairs(ratios: Floats, *, seed: int = 0) -> Ratio:
+    """The same from one ratio per round, ``[rounds]``."""
+    centre = float(np.median(ratios))
+    low, high = interval(ratios, seed=seed)
+    return Ratio(centre, low, high, verdict(centre, low, high), len(ratios))
+
+
+def interval(values: Floats, *, seed: int = 0) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median of ``values`` [n] (Efron 1979)."""
+    draws = np.random.default_rng(seed).choice(values, (RESAMPLES, len(values)))
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(np.median(draws, axis=1), [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def verdict(centre: float, low: float, high: float) -> RatioVerdict:
+    """What a ratio b/a and its interval say of b.
+
+    1. interval inside 1 +- 2 %: no difference, also where it is a known 1 %;
+    2. contains 1 and is narrower than 4 %: no difference;
+    3. all above 1 and the ratio at least 1.02: slower; all below 1 and at most 1/1.02: faster;
+    4. anything else is not decided: measure longer. That holds for a wide interval that just
+       misses 1 as well, which one comparison of equals in twenty gives.
+    """
+    inside = low >= 1 - EQUAL_WITHIN and high <= 1 + EQUAL_WITHIN
+    if inside or (low <= 1.0 <= high and high - low < EQUAL_WIDTH):
+        return "no difference"
+    if low > 1.0 and centre >= 1 + EQUAL_WITHIN:
+        return "slower"
+    return "faster" if high < 1.0 and centre <= 1 / (1 + EQUAL_WITHIN) else "unsure"
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean that suits ratios: the same whichever side is divided by which."""
+    return float(np.exp(np.mean(np.log(np.asarray(values, dtype=np.float64)))))
