@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
-from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.errors import ArtifactError, VitpeError
 from vitpe_deploy.files import StagedFiles, refuse_existing, sha256_of
 from vitpe_deploy.manifest import Manifest, manifest_path
 from vitpe_deploy.parity import Outputs, ParityCase
@@ -115,7 +114,9 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     with tempfile.TemporaryDirectory(prefix="vitpe-bundle-") as folder:
         try:
             bundle = _unpack(path, Path(folder))
-        except (zipfile.BadZipFile, KeyError, ValidationError, ValueError, EOFError) as problem:
+        except VitpeError:
+            raise
+        except Exception as problem:  # of zipfile, zlib, pydantic, json, and numpy's header parser
             lines = str(problem).splitlines() or [type(problem).__name__]
             raise ArtifactError(
                 f"{path} is not a bundle or is damaged: {lines[0][:200]}"

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -49,7 +50,8 @@ def run_app(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> i
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
-        outcome = get_command(app).main(args=arguments, prog_name=prog, standalone_mode=False)
+        with _terminated_like_interrupted():
+            outcome = get_command(app).main(args=arguments, prog_name=prog, standalone_mode=False)
         if outcome == InterruptedRunError.exit_code:  # how newer parsers report Ctrl-C
             raise KeyboardInterrupt
     except BaseException as problem:
@@ -68,6 +70,24 @@ def run_app(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> i
         _write(outcome.text)
         return outcome.exit_code
     return outcome if isinstance(outcome, int) else 0
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Inside, SIGTERM unwinds as Ctrl-C does, so that temporary files go away."""
+
+    def unwind(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, unwind)
+    except ValueError:  # only the main thread may; in others the signal does what it did
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _as_error(problem: BaseException, prog: str) -> VitpeError:

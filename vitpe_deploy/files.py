@@ -1,34 +1,63 @@
-"""Writing files so that a reader never sees half of one.
+"""Writing files so that a reader never sees half of an export.
 
-Everything is written under a temporary name in the destination folder and renamed when complete;
-the set of an export is renamed only after all of it is there.
+Everything is written into a temporary folder inside the destination and moved when all of it is
+complete. A set of files cannot be renamed at once, so the names are written down before the first
+is moved: whoever comes next, reader or writer, finishes what a killed process had begun to move
+(:func:`finish_interrupted`). A writer also removes what was never finished. A process that lives
+holds a lock on its temporary folder; moves into one folder happen one set at a time.
+
+Processes that are killed are covered, power cuts are not: nothing is forced to the disk.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
-from collections.abc import Iterable
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from vitpe_deploy.errors import ArtifactError, UsageError
 
+try:
+    import fcntl
+except ImportError:  # Windows has no advisory locks of this kind
+    fcntl = None  # type: ignore[assignment]
+
 _CHUNK = 8 << 20
-_MARK = ".vitpe-tmp"
+_MARK = ".vitpe-tmp-"
+_LOCK = ".lock"
+_JOURNAL = ".commit.json"
+_UNLOCKED_AGE_S = 24 * 3600.0
+"""Where there are no locks, a temporary folder of this age belongs to nobody."""
+
+_DISK_ERRORS = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+        errno.ENOENT, errno.ENOTDIR,
+    }
+)  # fmt: skip
 
 
 class StagedFiles:
     """Files of one export on their way into a folder.
 
-    Inside the ``with``, :meth:`path` gives the temporary path of a file; :meth:`commit` renames
-    all of them. Leaving without a commit removes them.
+    Inside the ``with``, :meth:`path` gives the temporary path of a file; :meth:`commit` moves
+    all of them. Leaving without a commit removes them. What the disk refuses becomes an
+    :class:`ArtifactError` that names the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._staging = folder / f"{_MARK}-{os.getpid()}"
+        self._staging = folder
+        self._lock = -1
         self._made_folder = False
         self._names: list[str] = []
 
@@ -36,12 +65,12 @@ class StagedFiles:
         try:
             self._made_folder = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._staging.mkdir(exist_ok=True)
+            with _one_at_a_time(self.folder):
+                _clean(self.folder, remove_unfinished=True)
+                self._staging = Path(tempfile.mkdtemp(prefix=_MARK, dir=self.folder))
+                self._lock = _take_lock(self._staging / _LOCK)
         except OSError as problem:
-            raise ArtifactError(
-                f"cannot write to {self.folder}: {problem.strerror or problem}",
-                hint="Choose another folder with --output.",
-            ) from problem
+            raise _disk_error(self.folder, problem) from problem
         return self
 
     def path(self, name: str) -> Path:
@@ -51,19 +80,22 @@ class StagedFiles:
         return self._staging / name
 
     def commit(self) -> tuple[Path, ...]:
-        """Rename every staged file to its name. Gives the final paths."""
-        finals = []
-        for name in self._names:
-            final = self.folder / name
-            try:
-                os.replace(self._staging / name, final)
-            except OSError as problem:
-                raise ArtifactError(
-                    f"cannot write {final}: {problem.strerror or problem}"
-                ) from problem
-            finals.append(final)
+        """Move every staged file to its name. Gives the final paths."""
+        missing = [name for name in self._names if not (self._staging / name).is_file()]
+        if missing:
+            raise ArtifactError(
+                f"cannot write to {self.folder}: {missing[0]} was removed on the way",
+                hint="Is something else cleaning that folder?",
+            )
+        try:
+            with _one_at_a_time(self.folder):
+                _write_journal(self._staging, self._names)
+                _move(self._staging, self.folder, self._names)
+        except OSError as problem:
+            raise _disk_error(self.folder, problem) from problem
+        finals = tuple(self.folder / name for name in self._names)
         self._names.clear()
-        return tuple(finals)
+        return finals
 
     def __exit__(
         self,
@@ -71,12 +103,116 @@ class StagedFiles:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._staging.is_dir():
-            for leftover in self._staging.iterdir():
-                leftover.unlink(missing_ok=True)
-            self._staging.rmdir()
-        if self._made_folder and self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        if self._staging != self.folder:
+            shutil.rmtree(self._staging, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        if self._made_folder:
+            with suppress(OSError):
+                self.folder.rmdir()  # only goes when it is empty
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            raise _disk_error(self.folder, error) from error
+
+
+def finish_interrupted(folder: Path) -> None:
+    """Finish the moves that a killed process had begun in ``folder``; usually there are none.
+
+    A folder that cannot be written to is left as it is.
+    """
+    with suppress(OSError):
+        if any(folder.glob(f"{_MARK}*/{_JOURNAL}")):
+            with _one_at_a_time(folder):
+                _clean(folder, remove_unfinished=False)
+
+
+def _clean(folder: Path, *, remove_unfinished: bool) -> None:
+    """Finish or remove the temporary folders of processes that are gone."""
+    for staging in sorted(folder.glob(f"{_MARK}*")):
+        if staging.is_symlink() or not staging.is_dir() or not _is_abandoned(staging):
+            continue
+        names = _read_journal(staging)
+        if names:
+            _move(staging, folder, names)
+        elif not remove_unfinished:
+            continue
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_journal(staging: Path, names: Iterable[str]) -> None:
+    unfinished = staging / f"{_JOURNAL}.new"
+    unfinished.write_text(json.dumps(list(names)), encoding="utf-8")
+    os.replace(unfinished, staging / _JOURNAL)
+
+
+def _read_journal(staging: Path) -> list[str]:
+    """The names that were about to be moved; nothing when it had not come to that."""
+    try:
+        names = json.loads((staging / _JOURNAL).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(names, list):
+        return []
+    return [n for n in names if isinstance(n, str) and n not in ("", ".", "..") and _plain(n)]
+
+
+def _plain(name: str) -> bool:
+    return Path(name).name == name and "\\" not in name
+
+
+def _move(staging: Path, folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):  # moved before the process was killed
+            os.replace(staging / name, folder / name)
+
+
+def _take_lock(path: Path) -> int:
+    """An open descriptor whose lock lasts as long as this process keeps it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if fcntl is not None:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _is_abandoned(staging: Path) -> bool:
+    lock = staging / _LOCK
+    if fcntl is None:
+        return time.time() - staging.stat().st_mtime > _UNLOCKED_AGE_S
+    if not lock.is_file():  # it is made while nobody else is in the folder: its maker was killed
+        return True
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Inside, no other process of ours moves files into ``folder``."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _disk_error(folder: Path, problem: OSError) -> ArtifactError:
+    return ArtifactError(
+        f"cannot write to {folder}: {problem.strerror or problem}",
+        hint="Make room, or choose another folder with --output."
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        else "Choose another folder with --output.",
+    )
 
 
 def refuse_existing(paths: Iterable[Path], *, force: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.files import finish_interrupted
 from vitpe_deploy.images import Preprocess
 from vitpe_deploy.inputs import InputLayout, layout_from_dict
 from vitpe_deploy.request import ModelRequest, ResampleOverride, Resolution
@@ -174,6 +175,7 @@ def read_manifest(artifact: Path) -> Manifest:
     Raises:
         ArtifactError: the artifact or its manifest is missing, damaged, or incomplete.
     """
+    finish_interrupted(artifact.parent)
     if not artifact.is_file():
         raise ArtifactError(f"{artifact} does not exist")
     path = manifest_path(artifact)

@@ -170,9 +170,10 @@ def _read_npy(path: Path) -> npt.NDArray[Any]:
         values = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", hint="Check the path.") from None
-    except (OSError, ValueError, EOFError) as problem:
+    except Exception as problem:  # numpy's header parser raises whatever Python's tokenizer does
+        lines = str(problem).splitlines() or [type(problem).__name__]
         raise ArtifactError(
-            f"{path} is not an array that can be read: {str(problem).splitlines()[0][:200]}",
+            f"{path} is not an array that can be read: {lines[0][:200]}",
             hint="Save it with numpy.save; objects are not read.",
         ) from problem
     if not isinstance(values, np.ndarray):
