@@ -1,0 +1,338 @@
+"""Ours beside what other exporters give: latency, memory, export time, size, on one machine.
+
+    python benchmarks/peers.py --quick --work DIR
+    python benchmarks/peers.py --only vit-s16-224 --work DIR --json
+    python benchmarks/peers.py --only vit-s16-224 --ablation --work DIR
+
+Peers: torch.onnx.export(dynamo=True) at opsets 18, 20, 23, each also through the transformer
+optimizer of ONNX Runtime and through onnxsim (``--quick``: those of opset 18 alone), in both
+engines; openvino.convert_model straight from torch; torch eager and torch.compile (not in
+``--quick``: compiling costs minutes and is never the best on these CPUs).
+
+Everything is timed as ``vitpe-bench`` times it. All peers run a few rounds first; the two fastest
+of each engine, and torch where it comes near, are then measured well, interleaved with ours. A
+ratio is peer over ours, paired by round: above 1, ours is faster. A peer whose output is wrong is
+no peer. Networks carry random weights. Files are made in child processes and kept in ``--work``,
+so that a second run only times.
+
+Exits 1 when a floor of peer_floors.py is missed, and names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peer_files import SUITE
+from peer_floors import ENGINES, misses
+from peer_tables import ablation_table, tables
+
+from vitpe_deploy.bench.host import read_host
+from vitpe_deploy.bench.protocol import ChildSpec
+from vitpe_deploy.bench.rounds import Candidate, Measured, Schedule, compare, measure
+from vitpe_deploy.bench.statistics import geometric_mean
+from vitpe_deploy.errors import VitpeError
+from vitpe_deploy.threads import available_cpus
+
+FILES = Path(__file__).with_name("peer_files.py")
+SHORT = Schedule(rounds=3, iters=6, warmup=3, warmup_limit_s=4.0)
+KEEP = 2
+NEAR = 1.15
+PEER_TOLERANCE = 1e-3
+
+
+class Bench:
+    """One run: options, and a log on stderr."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.effort = "quick" if options.quick else "full"
+        rounds = 20 if options.quick else 30
+        self.schedule = Schedule(
+            rounds=rounds, min_time_s=2.0 if options.quick else 6.0, max_rounds=2 * rounds
+        )
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def folder(self, name: str) -> Path:
+        """Where the files of a model are."""
+        return Path(self.options.work).resolve() / self.effort / name
+
+    def files(self, name: str, kind: str) -> dict[str, Any]:
+        """What peer_files.py says of one kind of files, made when they are not there."""
+        record = self.folder(name) / f"{kind.replace(':', '-')}.json"
+        if not record.is_file():
+            self.say(f"{name}: make {kind}")
+            command = [sys.executable, str(FILES), name, kind, "--effort", self.effort]
+            done = subprocess.run(
+                [*command, "--folder", str(self.folder(name))],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                return {"problem": f"ended with code {done.returncode}: {last[:200]}"}
+        found: dict[str, Any] = json.loads(record.read_text())
+        return found
+
+    def candidate(
+        self, name: str, label: str, path: str, engine: str, *, torch: str = "", check: bool = True
+    ) -> Candidate:
+        """A file in an engine, or torch itself."""
+        folder = self.folder(name)
+        spec = ChildSpec(
+            path=path,
+            runtime=engine,
+            device="CPU",
+            threads=self.options.threads,
+            inputs=str(folder / "inputs.npz"),
+            expected=str(folder / "expected.npz") if check else "",
+        )
+        command = (sys.executable, str(FILES), name, torch) if torch else None
+        return Candidate(label, spec, command, rtol=PEER_TOLERANCE)
+
+    def peers(self, name: str) -> tuple[list[Candidate], list[dict[str, str]]]:
+        """All peers that there are, and those that cannot be, with the reason."""
+        folder, left_out = self.folder(name), []
+        kinds = {kind: self.files(name, kind) for kind in ("derived", "convert")}
+        for found in kinds.values():
+            for label, entry in found.items():
+                problem = entry if isinstance(entry, str) else entry.get("problem")
+                if problem:
+                    left_out.append({"peer": label, "reason": str(problem)})
+        candidates = [
+            self.candidate(name, f"{path.stem} in {engine}", str(path), engine)
+            for path in sorted(folder.glob("opset*.onnx"))
+            for engine in ENGINES
+        ]
+        if (folder / "convert.xml").is_file():
+            path = str(folder / "convert.xml")
+            candidates.append(self.candidate(name, "convert_model in openvino", path, "openvino"))
+        candidates.append(self.candidate(name, "torch eager", "", "torch", torch="eager"))
+        if self.options.quick:
+            left_out.append({"peer": "torch.compile", "reason": "left out by --quick"})
+        else:
+            candidates.append(self.candidate(name, "torch.compile", "", "torch", torch="compile"))
+        return candidates, left_out
+
+
+def best_peers(found: Sequence[Measured]) -> list[Candidate]:
+    """The fastest of each engine, and torch only where it comes near the fastest of all."""
+    ranked = sorted(found, key=lambda m: m.summary.min)
+    kept = [
+        m.candidate
+        for engine in ENGINES
+        for m in [m for m in ranked if m.candidate.spec.runtime == engine][:KEEP]
+    ]
+    fastest = ranked[0].summary.min
+    return kept + [
+        m.candidate
+        for m in ranked
+        if m.candidate.spec.runtime == "torch" and m.summary.min < NEAR * fastest
+    ]
+
+
+def run_model(bench: Bench, name: str) -> dict[str, Any]:
+    """All figures of one model."""
+    entry = SUITE[name]
+    plain, ours = bench.files(name, "plain"), bench.files(name, "ours")
+    result: dict[str, Any] = {
+        "model": name,
+        "pooled_by_cls": entry.pooled_by_cls,
+        "bias": entry.bias,
+        "size": entry.size,
+    }
+    for side, found in (("torch.onnx.export", plain), ("ours", ours)):
+        if "problem" in found:
+            return result | {"problem": f"{side}: {found['problem']}"}
+    dynamic = bench.files(name, "dynamic")
+    peers, left_out = bench.peers(name)
+
+    def lost(candidate: Candidate, error: VitpeError) -> None:
+        left_out.append({"peer": candidate.label, "reason": error.message})
+
+    bench.say(f"{name}: {len(peers)} peers, a few rounds")
+    tried = measure(peers, SHORT, on_error=lost)
+    for one in [m for m in tried if m.agreement is not None and not m.agreement.passed]:
+        tried.remove(one)
+        left_out.append({"peer": one.candidate.label, "reason": f"wrong: {one.agreement}"})
+    own = [
+        bench.candidate(name, f"ours in {e}", ours[f]["path"], e, check=False)
+        for e, f in zip(ENGINES, ("onnx", "openvino"), strict=True)
+    ]
+    if "problem" in dynamic:
+        left_out.append({"peer": "ours, dynamic", "reason": dynamic["problem"]})
+    else:
+        own += [
+            bench.candidate(name, f"dynamic in {e}", dynamic[f]["path"], e, check=False)
+            for e, f in zip(ENGINES, ("onnx", "openvino"), strict=True)
+        ]
+    chosen = best_peers(tried)
+    bench.say(f"{name}: {', '.join(c.label for c in chosen)}")
+    measured = {m.candidate.label: m for m in measure([*own, *chosen], bench.schedule)}
+    result["rows"] = [row(m) for m in tried if m.candidate not in chosen] + [
+        row(m) for m in measured.values()
+    ]
+    result |= ratios(measured)
+    result["left_out"] = left_out
+    peaks = {m.candidate.label: m.loaded.first_peak_bytes for m in tried}
+    result["memory"] = memory(measured["ours in onnxruntime"], peaks)
+    result["export"] = {
+        "ours_s": ours["onnx"]["export_s"],
+        "bare_s": plain["opset20"]["export_s"],
+        "ratio": ours["onnx"]["export_s"] / plain["opset20"]["export_s"],
+    }
+    result["file"] = {
+        "ours_bytes": ours["onnx"]["size_bytes"],
+        "weights_bytes": plain["weights_bytes"],
+        "ratio": ours["onnx"]["size_bytes"] / plain["weights_bytes"],
+    }
+    result["max_rel"] = {
+        f"{form} in {engine}": value
+        for form in ("onnx", "openvino")
+        for engine, value in ours[form]["max_rel"].items()
+    }
+    return result
+
+
+def row(one: Measured) -> dict[str, Any]:
+    """Latency of one candidate, all samples kept."""
+    return {
+        "label": one.candidate.label,
+        "runtime": one.candidate.spec.runtime,
+        "latency_ms": asdict(one.summary),
+        "first_peak_bytes": one.loaded.first_peak_bytes,
+        "samples_ms": one.samples_ms,
+    }
+
+
+def ratios(measured: dict[str, Measured]) -> dict[str, Any]:
+    """Best peer over ours per engine and across them, and dynamic over static."""
+    found: dict[str, Any] = {"peer_over_ours": {}, "dynamic_over_static": {}}
+    peers = [m for label, m in measured.items() if not label.startswith(("ours", "dynamic"))]
+    own = [m for label, m in measured.items() if label.startswith("ours")]
+    for engine in ENGINES:
+        mine = measured[f"ours in {engine}"]
+        rivals = [m for m in peers if m.candidate.spec.runtime == engine]
+        found["peer_over_ours"][engine] = against(mine, rivals)
+        if f"dynamic in {engine}" in measured:
+            other = measured[f"dynamic in {engine}"]
+            found["dynamic_over_static"][engine] = asdict(compare(mine, other))
+    fastest = min(own, key=lambda m: m.summary.median)
+    found["peer_over_ours"]["across"] = against(fastest, peers)
+    return found
+
+
+def against(mine: Measured, rivals: Sequence[Measured]) -> dict[str, Any]:
+    """The ratio of the rival that is fastest."""
+    best = min(rivals, key=lambda m: compare(mine, m).median)
+    return {
+        "ours": mine.candidate.label,
+        "peer": best.candidate.label,
+        "ours_ms": mine.summary.median,
+        "peer_ms": best.summary.median,
+        **asdict(compare(mine, best)),
+    }
+
+
+def memory(mine: Measured, peaks: dict[str, int | None]) -> dict[str, Any]:
+    """Peak of the first inference above the loaded session, in ONNX Runtime."""
+    known = {k: v for k, v in peaks.items() if v is not None and k.endswith("in onnxruntime")}
+    ours = mine.loaded.first_peak_bytes
+    if not known or ours is None:
+        return {"ours_bytes": ours, "peer_bytes": None, "peer": None, "ratio": None}
+    best = min(known, key=lambda label: known[label])
+    ratio = ours / known[best] if known[best] else None
+    return {"ours_bytes": ours, "peer_bytes": known[best], "peer": best, "ratio": ratio}
+
+
+def run_ablation(bench: Bench, name: str) -> list[dict[str, Any]]:
+    """Latency with all passes, and with all but one, for each pass that can be left out."""
+    from exporters.passes import PASSES
+
+    ours, plain = bench.files(name, "ours"), bench.files(name, "plain")
+    if "problem" in ours or "problem" in plain:
+        return [{"model": name, "problem": ours.get("problem") or plain.get("problem")}]
+    names = [p.name for p in PASSES if not p.required]
+    made = {p: bench.files(name, f"skip:{p}") for p in names}
+    rows: list[dict[str, Any]] = [
+        {"model": name, "pass": p, "problem": f["problem"]}
+        for p, f in made.items()
+        if "problem" in f
+    ]
+    good = {p: f for p, f in made.items() if "problem" not in f}
+    for engine, form in zip(ENGINES, ("onnx", "openvino"), strict=True):
+        group = [bench.candidate(name, "all", ours[form]["path"], engine, check=False)]
+        group += [
+            bench.candidate(name, p, f[form]["path"], engine, check=False) for p, f in good.items()
+        ]
+        full, *others = measure(group, bench.schedule)
+        for other in others:
+            changed = ours[form]["passes"][other.candidate.label]
+            rows.append(
+                {
+                    "model": name,
+                    "engine": engine,
+                    "pass": other.candidate.label,
+                    "changed": changed,
+                    "all_ms": full.summary.median,
+                    "without_ms": other.summary.median,
+                    **asdict(compare(full, other)),
+                }
+            )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line. Gives the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", action="append", choices=tuple(SUITE), help="repeatable")
+    parser.add_argument("--quick", action="store_true", help="fewer peers and rounds")
+    parser.add_argument("--ablation", action="store_true", help="a row per pass instead")
+    parser.add_argument("--work", default="peers-work", help="folder that files are kept in")
+    parser.add_argument("--threads", type=int, default=available_cpus())
+    parser.add_argument("--json", action="store_true", help="one document on stdout")
+    options = parser.parse_args(argv)
+    bench = Bench(options)
+    names = options.only or list(SUITE)
+    if options.ablation:
+        rows = [row for name in names for row in run_ablation(bench, name)]
+        document: dict[str, Any] = {"schema": "vitpe.ablation/1", "rows": rows}
+        sys.stdout.write(json.dumps(document, indent=1) if options.json else ablation_table(rows))
+        sys.stdout.write("\n")
+        return int(any("problem" in row for row in rows))
+    results = [run_model(bench, name) for name in names]
+    good = [r for r in results if "problem" not in r]
+    means = {
+        where: geometric_mean([r["peer_over_ours"][where]["median"] for r in good])
+        for where in (*ENGINES, "across")
+        if good
+    }
+    missed = misses(results, means, whole_suite=len(names) == len(SUITE))
+    document = {
+        "schema": "vitpe.peers/1",
+        "host": asdict(read_host()),
+        "threads": options.threads,
+        "quick": options.quick,
+        "models": results,
+        "geometric_mean": means,
+        "missed": missed,
+    }
+    sys.stdout.write((json.dumps(document, indent=1) if options.json else tables(document)) + "\n")
+    for floor in missed:
+        bench.say(f"missed: {floor}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
