@@ -178,11 +178,17 @@ def _limits(request: ExportRequest, facts: ModelFacts) -> tuple[AxisLimit, ...]:
         return (AxisLimit(axis, axes[axis], 1, rule.limit),)
     free = rule.remainder == "pads" or (rule.remainder == "floors" and request.allow_floor)
     limits = []
-    for (axis, name), divisor in zip(axes.items(), rule.divisor, strict=True):
+    for (axis, name), divisor, least in zip(axes.items(), rule.divisor, rule.least, strict=True):
         unit = 1 if free else divisor
+        lowest = -(-least // unit) * unit
         if span is None:
-            limits.append(AxisLimit(axis, name, unit, None, unit))
+            limits.append(AxisLimit(axis, name, lowest, None, unit))
             continue
+        if span.low < lowest:
+            raise UsageError(
+                f"--res-range {span} begins below {lowest}, the smallest {name} the model takes",
+                hint=f"Begin at {lowest}.",
+            )
         step = unit if span.step == 1 else span.step
         if span.low % unit or step % unit:
             raise UsageError(

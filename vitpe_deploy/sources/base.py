@@ -25,6 +25,8 @@ from vitpe_deploy.text_length import too_long
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from vitpe_deploy.parity import Reference
+
 Remainder: TypeAlias = Literal["refuses", "floors", "pads"]
 
 BLOCK = "block:"
@@ -41,6 +43,7 @@ class SizeRule:
             pixels (floors), or pads by itself.
         fixed: the only size possible, for networks that cannot change it.
         square: why height and width must be equal; empty when they need not.
+        least: the smallest height and width.
     """
 
     divisor: tuple[int, int]
@@ -49,6 +52,7 @@ class SizeRule:
     fixed: Resolution | None = None
     fixed_reason: str = ""
     square: str = ""
+    least: tuple[int, int] = (1, 1)
 
     @classmethod
     def for_patches(
@@ -78,6 +82,11 @@ class SizeRule:
             raise SizeError(
                 f"{flag} {size} is not possible, only squares are: {self.square}",
                 hint=f"Use {size.height} or {size.width}.",
+            )
+        if size.height < self.least[0] or size.width < self.least[1]:
+            raise SizeError(
+                f"{flag} {_short(size)} is smaller than the network's windows or maps allow",
+                hint=f"Use at least {_short(Resolution(*self.least))}.",
             )
         if self.remainder == "pads" or (self.remainder == "floors" and allow_floor):
             for n, d in zip((size.height, size.width), self.divisor, strict=True):
@@ -112,8 +121,9 @@ class SizeRule:
         """Native, one valid size below it, and one valid size of another shape."""
         dh, dw = self.divisor
         rows, columns = max(native.height // dh, 1), max(native.width // dw, 1)
-        below = Resolution(max(rows // 2, 1) * dh, max(columns // 2, 1) * dw)
-        fewer, more = max(rows - max(rows // 4, 1), 1), columns + max(columns // 4, 1)
+        low, narrow = -(-self.least[0] // dh), -(-self.least[1] // dw)
+        below = Resolution(max(rows // 2, low) * dh, max(columns // 2, narrow) * dw)
+        fewer, more = max(rows - max(rows // 4, 1), low), columns + max(columns // 4, 1)
         return native, below, Resolution(fewer * dh, more * dw)
 
     def unlike(self, native: Resolution) -> Resolution:
@@ -311,6 +321,17 @@ class LoadedModel(ABC):
     @abstractmethod
     def position_fits(self, size: Resolution | None) -> tuple[PositionFit, ...]:
         """What happens to each set of positions on the way to ``size``."""
+
+    @property
+    def reference(self) -> str:
+        """What files are compared with, for the report."""
+        return "pytorch"
+
+    def referee(self, *, threads: int | None = None, symbolic: bool = False) -> Reference:
+        """Gives the right outputs. ``symbolic`` says whether the file has a symbolic size."""
+        from vitpe_deploy.referee import Referee
+
+        return Referee(self, threads=threads, symbolic=symbolic)
 
     @contextmanager
     def reference_rule(self, inputs: Tensor) -> Iterator[None]:

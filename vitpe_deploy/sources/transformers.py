@@ -1,8 +1,10 @@
 """``hf:DIR_OR_ID``: Vision Transformers of the transformers library.
 
-Facts come from ``config.json`` alone, so that a size is refused before weights are read. The
-network is run as its class wants it: with ``interpolate_pos_encoding=True`` where that is a
-choice. Positions are the library's own calls of ``F.interpolate``, found by watching.
+Facts come from ``config.json`` alone, so that a size is refused before weights are read: of plain
+ViTs without torch, of others by making the library's class without data and looking at it
+(transformers_family.py says which is which). The network is run as its class wants it: with
+``interpolate_pos_encoding=True`` where that is a choice. Positions are the library's own calls of
+``F.interpolate``, found by watching.
 """
 
 from __future__ import annotations
@@ -14,24 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitpe_deploy.errors import MissingExtraError, SourceError, UsageError
-from vitpe_deploy.images import Preprocess
+from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import ModelRequest
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, Source
-from vitpe_deploy.sources.transformers_facts import (
-    architecture_of,
-    class_among,
-    config_facts,
-    family_of,
-    named_architecture,
-    preprocess_of,
-    without_output,
-)
+from vitpe_deploy.sources.transformers_facts import preprocess_of, without_output
+from vitpe_deploy.sources.transformers_family import Given, Kind, kind_of
 
 if TYPE_CHECKING:
     from torch import nn
-
-_PLAIN_OUTPUTS = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
-"""A config may ask for more; it would change what the class returns and how it attends."""
 
 
 class TransformersSource(Source):
@@ -39,17 +31,13 @@ class TransformersSource(Source):
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
-        self.refuse_unused(
-            pe=request.encoding,
-            tower=request.tower,
-            pos_embed=request.pos_embed,
-            weights=request.weights,
-            model_kwarg=dict(request.kwargs),
-        )
+        self.refuse_unused(pe=request.encoding, pos_embed=request.pos_embed)
         self.location = request.model.removeprefix("hf:")
         if not self.location:
             raise UsageError("MODEL 'hf:' names nothing", hint="Give hf:DIR or hf:OWNER/NAME.")
         self._config: dict[str, Any] | None = None
+        self._given: Given | None = None
+        self._facts: ModelFacts | None = None
 
     @property
     def is_local(self) -> bool:
@@ -89,18 +77,32 @@ class TransformersSource(Source):
                 hint="Is the name right and the network reachable? A local folder works offline.",
             ) from problem
 
+    def given(self) -> Given:
+        """The model as its files describe it, with the user's values in the config."""
+        if self._given is None:
+            config = self.config()
+            if self.request.kwargs:
+                from vitpe_deploy.sources.transformers_library import overridden
+
+                config = overridden(config, self.request.kwargs)
+            local = Path(self.location).expanduser().resolve().name
+            name = local if self.is_local else self.location
+            self._given = Given(
+                config, self.request, name.replace("/", "_"), f"hf:{name}", self._preprocess()
+            )
+        return self._given
+
+    @property
+    def _kind(self) -> Kind:
+        return kind_of(self.given().model_type)
+
     def facts(self) -> ModelFacts:
-        """Read off the config; no torch."""
-        config = self.config()
-        named = named_architecture(config)
-        name = Path(self.location).expanduser().resolve().name if self.is_local else self.location
-        return config_facts(
-            config,
-            architecture_of(config, named, self.request.model),
-            name=name.replace("/", "_"),
-            spec=f"hf:{name}",
-            preprocess=self._preprocess(),
-        )
+        """Read off the config, or off a network without data."""
+        if self._facts is None:
+            if not self._kind.towers:
+                self.refuse_unused(tower=self.request.tower)
+            self._facts = self._kind.facts(self.given())
+        return self._facts
 
     def _preprocess(self) -> Preprocess:
         """From ``preprocessor_config.json`` when the model has one."""
@@ -116,14 +118,20 @@ class TransformersSource(Source):
 
     def load(self) -> LoadedModel:
         """The network with the folder's weights; anything missing is an error."""
-        config, facts = self.config(), self.facts()
-        named = named_architecture(config)
-        architecture = architecture_of(config, named, self.request.model)
-        module, report = self._read(architecture)
+        kind, given, facts = self._kind, self.given(), self.facts()
+        architecture = kind.architecture(given)
+        if self.request.weights is not None:
+            from vitpe_deploy.sources.transformers_library import with_weights
+
+            module, origin = with_weights(
+                architecture, kind.config(given), self.request.weights, facts.spec
+            )
+            return kind.model(given, facts, module, origin)
+        module, report = self._read(architecture, kind.config(given))
         missing = sorted(report["missing_keys"])
         if missing and all(".pooler." in f".{name}" for name in missing):
             # The checkpoint was saved without a pooler: transformers would draw a random one.
-            module, report = self._read(architecture, add_pooling_layer=False)
+            module, report = self._read(architecture, kind.config(given), add_pooling_layer=False)
             missing = sorted(report["missing_keys"])
             facts = without_output(facts, "pooled")
         problems = [f"missing {n}" for n in missing]
@@ -136,15 +144,19 @@ class TransformersSource(Source):
                 f"the weights in {self.location} do not fit {architecture}: {shown}",
                 hint="config.json and the weights must be of one model, saved by save_pretrained.",
             )
-        return _wrap(facts, module, f"from {facts.spec}", self.request, config)
+        return kind.model(given, facts, module, f"from {facts.spec}")
 
-    def _read(self, architecture: str, **more: Any) -> tuple[nn.Module, Mapping[str, Any]]:
+    def _read(
+        self, architecture: str, config: Mapping[str, Any], **more: Any
+    ) -> tuple[nn.Module, Mapping[str, Any]]:
         """The network, and the library's report on what did not fit."""
         try:
             import torch
             import transformers
         except ImportError as problem:
             raise MissingExtraError(problem.name or "transformers", "transformers") from problem
+        from vitpe_deploy.sources.transformers_library import attention_of, config_object
+
         cls: Any = getattr(transformers, architecture)
         try:
             with _silenced(transformers.utils.logging):
@@ -153,8 +165,8 @@ class TransformersSource(Source):
                     local_files_only=self.is_local,
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # listed in the report, with everything else
-                    attn_implementation="sdpa",
-                    **_PLAIN_OUTPUTS,
+                    config=config_object(config),
+                    attn_implementation=attention_of(cls),
                     **more,
                 )
         except Exception as problem:  # torch's, safetensors' and the library's own errors
@@ -177,17 +189,15 @@ class TransformersModuleSource(Source):
         config: Any = module.config
         self._config: dict[str, Any] = config.to_dict()
 
+    def given(self) -> Given:
+        """The module and its own config."""
+        name = type(self._module).__name__
+        return Given(self._config, self.request, name.lower(), name, module=self._module)
+
     def facts(self) -> ModelFacts:
         """Read off the module's own config."""
-        name = type(self._module).__name__
-        known = class_among(self._module, family_of(self._config, name).classes)
-        facts = config_facts(
-            self._config,
-            architecture_of(self._config, known or name, name),
-            name=name.lower(),
-            spec=name,
-            preprocess=Preprocess(),
-        )
+        given = self.given()
+        facts = kind_of(given.model_type).facts(given)
         encoder = getattr(self._module, self._module.base_model_prefix, self._module)
         has_pooler = getattr(encoder, "pooler", True) is not None
         return facts if has_pooler else without_output(facts, "pooled")
@@ -196,8 +206,9 @@ class TransformersModuleSource(Source):
         """The module itself; it is copied, never changed or run."""
         from vitpe_deploy.sources.inspection import detached
 
+        given = self.given()
         module = detached(self._module)
-        return _wrap(self.facts(), module, "of the module", self.request, self._config)
+        return kind_of(given.model_type).model(given, self.facts(), module, "of the module")
 
 
 def _other_shape(key: str | tuple[str, Sequence[int], Sequence[int]]) -> str:
@@ -220,25 +231,6 @@ def _silenced(logging: Any) -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _wrap(
-    facts: ModelFacts,
-    module: nn.Module,
-    weights: str,
-    request: ModelRequest,
-    config: Mapping[str, Any],
-) -> LoadedModel:
-    from vitpe_deploy.sources.transformers_model import TransformersModel
-
-    return TransformersModel(
-        facts,
-        module,
-        weights,
-        request.resample,
-        interpolate_flag=family_of(config, facts.spec).interpolate_flag
-        and facts.size_rule.fixed is None,
-    )
 
 
 def _read_json(path: Path | None) -> dict[str, Any] | None:

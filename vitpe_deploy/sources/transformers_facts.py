@@ -1,4 +1,4 @@
-"""What ``config.json`` and ``preprocessor_config.json`` say about a transformers network.
+"""What ``config.json`` and ``preprocessor_config.json`` say about plain ViTs of transformers.
 
 Read without torch and without the library, so that what cannot be exported is refused at once.
 """
@@ -12,13 +12,13 @@ from typing import Any
 from vitpe_deploy.errors import SourceError, UnsupportedError
 from vitpe_deploy.inputs import ImageInput
 from vitpe_deploy.preprocess import Preprocess
-from vitpe_deploy.request import Resolution, closest
+from vitpe_deploy.request import Resolution
 from vitpe_deploy.sources.base import ModelFacts, SizeRule
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What distinguishes one ``model_type``.
+class PlainFamily:
+    """What distinguishes one ``model_type`` of plain ViTs.
 
     Attributes:
         classes: architectures that can be loaded; the first is the bare encoder.
@@ -33,15 +33,15 @@ class Family:
     registers: bool = False
 
 
-FAMILIES: Mapping[str, Family] = {
-    "vit": Family(("ViTModel", "ViTForImageClassification"), 1, True),
-    "deit": Family(
+PLAIN_FAMILIES: Mapping[str, PlainFamily] = {
+    "vit": PlainFamily(("ViTModel", "ViTForImageClassification"), 1, True),
+    "deit": PlainFamily(
         ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
         2,
         True,
     ),
-    "dinov2": Family(("Dinov2Model", "Dinov2ForImageClassification"), 1, False),
-    "dinov2_with_registers": Family(
+    "dinov2": PlainFamily(("Dinov2Model", "Dinov2ForImageClassification"), 1, False),
+    "dinov2_with_registers": PlainFamily(
         ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
         1,
         False,
@@ -50,21 +50,6 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 _PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-
-
-def family_of(config: Mapping[str, Any], model: str) -> Family:
-    """The family of a config's ``model_type``.
-
-    Raises:
-        UnsupportedError: not a family that is known to export right.
-    """
-    kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
-        raise UnsupportedError(
-            f"MODEL {model!r} is of type {kind!r}, which is not supported",
-            hint=f"{closest(kind, FAMILIES)}Supported: {', '.join(FAMILIES)}.",
-        )
-    return FAMILIES[kind]
 
 
 def named_architecture(config: Mapping[str, Any]) -> str:
@@ -78,9 +63,9 @@ def class_among(module: object, classes: tuple[str, ...]) -> str | None:
     return next((c.__name__ for c in type(module).__mro__ if c.__name__ in classes), None)
 
 
-def architecture_of(config: Mapping[str, Any], named: str, model: str) -> str:
+def architecture_of(config: Mapping[str, Any], named: str) -> str:
     """The class to load: the named one when it is supported, else the bare encoder."""
-    classes = family_of(config, model).classes
+    classes = PLAIN_FAMILIES[str(config.get("model_type"))].classes
     return named if named in classes else classes[0]
 
 
@@ -88,7 +73,7 @@ def config_facts(
     config: Mapping[str, Any], architecture: str, *, name: str, spec: str, preprocess: Preprocess
 ) -> ModelFacts:
     """What a ``config.json`` says about a network of a supported family."""
-    family = family_of(config, spec)
+    family = PLAIN_FAMILIES[str(config.get("model_type"))]
     patch, size = _pair(config, "patch_size", 16), _pair(config, "image_size", 224)
     native = Resolution(*size)
     classifies = "ForImageClassification" in architecture
@@ -110,12 +95,26 @@ def config_facts(
         depth=_count(config, "num_hidden_layers", 12),
         input=ImageInput(_count(config, "num_channels", 3)),
         preprocess=preprocess,
+        labels=labels_of(config) if classifies else (),
     )
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the classes in the order of the logits; the library's placeholders are none."""
+    names = config.get("id2label")
+    if not isinstance(names, Mapping):
+        return ()
+    by_number = {int(k): str(v) for k, v in names.items() if str(k).isdigit()}
+    if sorted(by_number) != list(range(len(by_number))):
+        return ()
+    if all(v == f"LABEL_{k}" for k, v in by_number.items()):
+        return ()
+    return tuple(by_number[k] for k in range(len(by_number)))
 
 
 def _size_rule(
     config: Mapping[str, Any],
-    family: Family,
+    family: PlainFamily,
     native: Resolution,
     patch: tuple[int, int],
     spec: str,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitpe_deploy.request import ResampleOverride, Resolution
-from vitpe_deploy.sources.base import ModelFacts
+from vitpe_deploy.sources.base import ModelFacts, PositionFit
+from vitpe_deploy.sources.transformers_look import block_paths
+from vitpe_deploy.sources.transformers_outputs import forward
+from vitpe_deploy.sources.transformers_traceable import keep_sizes_symbolic, make_traceable
 from vitpe_deploy.sources.watched import WatchedModel
 
 
@@ -35,7 +36,7 @@ class TransformersModel(WatchedModel):
         module = self.fresh()
         if size is None:
             for part in module.modules():
-                _keep_sizes_symbolic(part)
+                keep_sizes_symbolic(part)
         return module
 
     def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -65,23 +66,50 @@ class TransformersModel(WatchedModel):
         return {name: result[name] for name in names}
 
 
-def _keep_sizes_symbolic(module: nn.Module) -> None:
-    """Let a copy's ``interpolate_pos_encoding`` see symbolic sizes.
+class PictureModel(WatchedModel):
+    """A network of pictures, run as its library documents it."""
 
-    The library passes sizes through its ``torch_int``, which is ``int`` outside torch.jit: in some
-    families that freezes the grid of the trace. The method's own code runs here, on this object
-    alone, with a ``torch_int`` that leaves symbols as they are.
-    """
-    method = getattr(type(module), "interpolate_pos_encoding", None)
-    if not isinstance(method, types.FunctionType) or "torch_int" not in method.__globals__:
-        return
-    names = {**method.__globals__, "torch_int": _int_or_symbol}
-    own = types.FunctionType(
-        method.__code__, names, method.__name__, method.__defaults__, method.__closure__
-    )
-    own.__kwdefaults__ = method.__kwdefaults__
-    module.interpolate_pos_encoding = types.MethodType(own, module)  # type: ignore[assignment]
+    def block_paths(self) -> tuple[str, ...]:
+        """Blocks of all stages, in order."""
+        return block_paths(self._pristine)
 
+    def explicit(self, size: Resolution | None) -> nn.Module:
+        """A copy in which torch can trace what it cannot in the library's own words."""
+        return make_traceable(self.fresh(), symbolic=size is None)
 
-def _int_or_symbol(value: Any) -> Any:
-    return value if isinstance(value, torch.SymInt) else int(value)
+    def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """Outputs by the names of the facts."""
+        facts = self.facts
+        found = forward(module, inputs, flag=facts.size_rule.fixed is None)
+        tokens = found.get("tokens")
+        if tokens is not None and "cls" in names:
+            found["cls"] = tokens[:, 0]
+        if tokens is not None and "feature-map" in names and "feature-map" not in found:
+            h, w = facts.grid_divisor
+            grid = (-(-inputs.shape[-2] // h), -(-inputs.shape[-1] // w))
+            if facts.size_rule.remainder == "floors":
+                grid = (inputs.shape[-2] // h, inputs.shape[-1] // w)
+            patches = tokens[:, facts.prefix_tokens :]
+            found["feature-map"] = patches.transpose(1, 2).unflatten(2, grid)
+        return {name: found[name] for name in names}
+
+    def position_fits(self, size: Resolution | None) -> tuple[PositionFit, ...]:
+        """What the forward interpolates on the way to ``size``; a table has a grid of its own."""
+        facts = self.facts
+        native = facts.native or Resolution(224, 224)
+        rule = facts.sizes(symbolic=size is None)
+        probe = size or rule.nearby(native)[2]
+        kind = facts.encoding or "positions"
+        fits = [
+            PositionFit(
+                kind,
+                call.old_grid,
+                None if size is None else call.size,
+                str(call.rule.overridden(self._override)),
+            )
+            for call in self._observed(probe, symbolic=size is None)
+        ]
+        if fits:
+            return tuple(dict.fromkeys(fits))
+        old = facts.grid(native)
+        return (PositionFit(kind, old, None if size is None else facts.grid(probe), None),)
