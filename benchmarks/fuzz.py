@@ -91,10 +91,13 @@ def make_corpus(folder: Path) -> None:
     from vitpe_deploy import cli
 
     def run(*arguments: str) -> None:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = cli.main(list(arguments))
         if code:
-            raise SystemExit(f"the corpus cannot be made: {' '.join(arguments)} gave {code}")
+            raise SystemExit(
+                f"the corpus cannot be made: {arguments} gave {code}:\n{said.getvalue()}"
+            )
 
     out = folder / "made"
     run("export", *MODEL, "--format", "onnx,openvino", "-o", str(out))
@@ -359,7 +362,7 @@ class Worker:
             return "exit code", f"{code}: {said}"
         if "Traceback" in said or "This is a defect" in said:
             return "traceback", said
-        if code in (1, 2) and said.count("error: ") != 1:
+        if code in (1, 2) and sum(li.startswith("error: ") for li in said.splitlines()) != 1:
             return "not one error", said
         if spent > TIME_LIMIT_S:
             return "slow", f"{spent:.1f} s"

@@ -169,6 +169,11 @@ def prepare(
         raise UsageError(
             f"a size must be at least 1x1, got {height}x{width}", hint="Give a size in pixels."
         )
+    if height * width > MAX_PIXELS:
+        raise UsageError(
+            f"an input of {height}x{width} is over the limit of {MAX_PIXELS} pixels",
+            hint="Use a smaller size.",
+        )
     resized = _FITS[preprocess.fit](Image.fromarray(image), height, width, preprocess)
     pixels = np.asarray(resized, dtype=np.float32) * np.float32(preprocess.scale)  # [H, W, 3]
     if preprocess.color_order == "BGR":

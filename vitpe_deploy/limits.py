@@ -76,5 +76,5 @@ def limits_from_text(text: str | None) -> tuple[AxisLimit, ...]:
     try:
         rows = json.loads(text or "[]")
         return tuple(AxisLimit(int(a), str(n), int(lo), hi, int(st)) for a, n, lo, hi, st in rows)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return ()

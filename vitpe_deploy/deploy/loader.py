@@ -18,7 +18,7 @@ from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.manifest import Manifest, read_manifest
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import Resolution
-from vitpe_deploy.runtimes import RuntimeInfo, open_runtime
+from vitpe_deploy.runtimes import RuntimeInfo, TensorInfo, open_runtime
 
 if TYPE_CHECKING:
     Array: TypeAlias = npt.NDArray[Any]
@@ -74,6 +74,11 @@ class LoadedArtifact:
         self._preprocess = manifest.preprocessing()
         self._runtime = open_runtime(runtime, path, device=device, threads=threads)
         self._runtime.__enter__()
+        try:
+            _check_described(manifest, self._runtime.inputs, path)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -216,6 +221,29 @@ class LoadedArtifact:
                     f"output {name!r} has shape {list(value.shape)} for a batch of {len(part)}"
                 )
         return {name: value[:count] for name, value in outputs.items()}
+
+
+def _check_described(manifest: Manifest, inputs: Sequence[TensorInfo], path: Path) -> None:
+    """Refuse a manifest that speaks of another file.
+
+    Raises:
+        ArtifactError: the file has other inputs, or another shape.
+    """
+    layout, size = manifest.layout(), manifest.size()
+    shape = list(layout.shape(size or Resolution(1, 1), manifest.batch or 1))
+    given = inputs[0].shape if len(inputs) == 1 else ()
+    free = set() if size is not None else set(layout.size_axes())
+    free |= {0} if manifest.batch is None else set()
+    same = len(shape) == len(given) and all(
+        axis in free if not isinstance(dim, int) else dim == shape[axis]
+        for axis, dim in enumerate(given)
+    )
+    if not same:
+        described = ", ".join(map(str, inputs))
+        raise ArtifactError(
+            f"the manifest of {path.name} does not describe it: {shape} against {described}",
+            hint="Keep the files of an export together, or export again.",
+        )
 
 
 def _sequence(inputs: Any) -> Sequence[Any]:

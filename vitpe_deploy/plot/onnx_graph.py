@@ -188,13 +188,24 @@ class OnnxReader:
         weight = self._weights.get(name)
         return weight is None or may_be_position(tuple(weight.dims))
 
+    def _weight(self, name: str) -> Array:
+        """One stored tensor.
+
+        Raises:
+            ArtifactError: its bytes are not what its shape and type say.
+        """
+        try:
+            value: Array = onnx.numpy_helper.to_array(self._weights[name])
+        except Exception as problem:  # onnx passes on what numpy and protobuf raise
+            lines = str(problem).strip().splitlines() or [type(problem).__name__]
+            raise ArtifactError(
+                f"weight {name[:100]!r} of {self._path.name} is damaged: {lines[0][:200]}"
+            ) from problem
+        return value
+
     def _computed(self, names: set[str], shape: Sequence[int]) -> dict[str, Array]:
         """Values that do not depend on the picture's values, for a picture of ``shape``."""
-        found = {
-            name: onnx.numpy_helper.to_array(self._weights[name])
-            for name in names
-            if name in self._weights
-        }
+        found = {name: self._weight(name) for name in names if name in self._weights}
         rest = sorted(names - set(found))
         if rest:
             found.update(zip(rest, self._run(rest, shape), strict=True))
@@ -263,7 +274,7 @@ class OnnxReader:
         try:
             height, width = json.loads(self._facts.get(key, "null"))
             return Resolution(int(height), int(width))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
 
 

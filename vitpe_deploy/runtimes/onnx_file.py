@@ -66,7 +66,15 @@ def check_onnx_file(path: Path) -> None:
                 f"{path} stores weight {tensor.name!r} under the absolute path {location!r}",
                 hint=rule,
             )
-        data = (folder / location).resolve()
+        try:
+            data = (folder / location).resolve()
+            data.is_file()
+        except (OSError, ValueError) as error:  # too long, or a zero byte
+            raise ArtifactError(
+                f"{path} stores weight {tensor.name[:100]!r} under a name that no file can have: "
+                f"{location[:100]!r}",
+                hint=rule,
+            ) from error
         if not data.is_relative_to(folder):
             raise ArtifactError(
                 f"{path} stores weight {tensor.name!r} outside its folder: {location!r}", hint=rule
@@ -105,7 +113,7 @@ def external_tensors(path: Path) -> list[ExternalTensor]:
             ):
                 found: list[ExternalTensor] = []
                 _scan(view, 0, len(view), "Model", found)
-                if not any(n == _GRAPH_FIELD for n, *_ in _fields(view, 0, len(view))):
+                if not any(n == _GRAPH_FIELD for n, *_ in wire_fields(view, 0, len(view))):
                     raise _DamagedError("it holds no graph")
                 return found
     except FileNotFoundError:
@@ -130,7 +138,7 @@ def _scan(view: memoryview, start: int, end: int, kind: str, found: list[Externa
             found.append(tensor)
         return
     nested = _NESTED[kind]
-    for number, wire, low, high in _fields(view, start, end):
+    for number, wire, low, high in wire_fields(view, start, end):
         if number in nested and wire == _BYTES:
             _scan(view, low, high, nested[number], found)
 
@@ -138,13 +146,13 @@ def _scan(view: memoryview, start: int, end: int, kind: str, found: list[Externa
 def _tensor(view: memoryview, start: int, end: int) -> ExternalTensor | None:
     name = ""
     entries: dict[str, str] = {}
-    for number, wire, low, high in _fields(view, start, end):
+    for number, wire, low, high in wire_fields(view, start, end):
         if wire != _BYTES:
             continue
         if number == _TENSOR_NAME:
             name = _text(view, low, high)
         elif number == _TENSOR_EXTERNAL_DATA:
-            pair = {n: _text(view, a, b) for n, w, a, b in _fields(view, low, high) if w == _BYTES}
+            pair = {n: _text(view, a, b) for n, w, a, b in wire_fields(view, low, high) if w == _BYTES}
             entries[pair.get(1, "")] = pair.get(2, "")
     if "location" not in entries:
         return None
@@ -157,18 +165,18 @@ def _tensor(view: memoryview, start: int, end: int) -> ExternalTensor | None:
     )
 
 
-def _fields(view: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def wire_fields(view: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """``(field number, wire type, start, end)`` of each field's payload."""
     at = start
     while at < end:
-        tag, at = _varint(view, at, end)
+        tag, at = wire_varint(view, at, end)
         number, wire = tag >> 3, tag & 7
         low = at
         if wire == _BYTES:
-            size, low = _varint(view, at, end)
+            size, low = wire_varint(view, at, end)
             at = low + size
         elif wire == _VARINT:
-            _, at = _varint(view, at, end)
+            _, at = wire_varint(view, at, end)
         elif wire in (_FIXED32, _FIXED64):
             at += 4 if wire == _FIXED32 else 8
         else:
@@ -178,7 +186,8 @@ def _fields(view: memoryview, start: int, end: int) -> Iterator[tuple[int, int, 
         yield number, wire, low, at
 
 
-def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+def wire_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """The number at ``at`` without its sign, and where the next byte is."""
     value = shift = 0
     while at < end and shift < 70:
         byte = view[at]
