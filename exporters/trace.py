@@ -4,7 +4,9 @@ The one place that calls ``torch.onnx.export``. While it runs, a mode of this th
 torch functions that are called (nothing is patched, so nothing can be left behind):
 
 * ``scaled_dot_product_attention`` becomes one node ``vitpe::Attention`` (query, key, value[,
-  bias]) that the attention pass spells for the target;
+  bias]) that the attention pass spells for the target, that inside ``nn.MultiheadAttention`` too;
+* an ``argmax`` says which of several largest it means (the first, as torch does): the winner of
+  ties is an engine's own choice;
 * an interpolation of a position table becomes two matrix products, constant for a static size.
 
 A dynamic model is traced at a size that is neither native nor square, with batch 2: any of those
@@ -27,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from exporters.multi_head import written_out
 from vitpe_deploy.encodings.resample import (
     resample_grid,
     resample_grid_in_graph,
@@ -78,7 +81,25 @@ class ExplicitMode(TableWatcher):
         """Attention becomes one node; everything else runs as it is."""
         if func is F.scaled_dot_product_attention:
             return _explicit_attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            written = written_out(_explicit_attention, args, kwargs)
+            if written is not None:
+                return written
+        if func in (torch.argmax, Tensor.argmax):
+            return _first_largest(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _first_largest(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """``argmax`` as the smallest index among the largest."""
+    x = input.flatten() if dim is None else input
+    axis = 0 if dim is None else dim % x.dim()
+    index = torch.arange(x.shape[axis]).view(-1, *(1,) * (x.dim() - 1 - axis))
+    largest = x == x.amax(axis, keepdim=True)
+    first = torch.where(largest, index, x.shape[axis]).amin(
+        axis, keepdim=keepdim and dim is not None
+    )
+    return first
 
 
 def _explicit_attention(
