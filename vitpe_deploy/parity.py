@@ -26,6 +26,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Outputs: TypeAlias = dict[str, Array]
 
 LOGITS = "logits"
+NOT_FINITE = "the reference itself holds NaN or inf"
 
 
 class Reference(Protocol):
@@ -139,7 +140,7 @@ def _not_comparable(reference: Sequence[Array], candidate: Sequence[Array]) -> s
         if right.shape != given.shape:
             return f"shape {list(given.shape)} instead of {list(right.shape)}"
         if not np.isfinite(right).all():
-            return "the reference itself holds NaN or inf"
+            return NOT_FINITE
         if not np.isfinite(given).all():
             bad = int((~np.isfinite(given)).sum())
             return f"{bad} of {given.size} values are NaN or inf"
