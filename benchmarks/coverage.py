@@ -239,6 +239,11 @@ def run_child(
     """The same in a process of its own, ended with all it started when the time is up."""
     command = [sys.executable, str(Path(__file__).resolve()), "--cell", family, mode]
     command += ["--options", repr(dict(options)), "--threads", str(threads)]
+    return run_process(command, family, mode, limit_s=limit_s)
+
+
+def run_process(command: Sequence[str], family: str, mode: str, *, limit_s: float) -> Cell:
+    """The cell that a command prints as its last line."""
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
     child = subprocess.Popen(
         command,

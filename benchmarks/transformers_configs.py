@@ -99,7 +99,8 @@ SMALL: Mapping[str, Small] = {
     ),
     "cvt": Small(
         "CvtForImageClassification",
-        {"depth": [1, 1, 2], "embed_dim": [16, 16, 32], "num_heads": [1, 1, 2], **_LABELS},
+        {"depth": [1, 2, 3], "embed_dim": [16, 16, 32], "num_heads": [1, 1, 2],
+         "drop_path_rate": [0.0, 0.0, 0.0], **_LABELS},
     ),
     "mobilevit": Small(
         "MobileViTForImageClassification",

@@ -94,13 +94,15 @@ class TransformersSource(Source):
 
     @property
     def _kind(self) -> Kind:
-        return kind_of(self.given().model_type)
+        return kind_of(self.given().model_type, self.given().config)
 
     def facts(self) -> ModelFacts:
         """Read off the config, or off a network without data."""
         if self._facts is None:
             if not self._kind.towers:
                 self.refuse_unused(tower=self.request.tower)
+            if not self._kind.reads_text:
+                self.refuse_unused(max_length=self.request.max_length)
             self._facts = self._kind.facts(self.given())
         return self._facts
 
@@ -145,6 +147,14 @@ class TransformersSource(Source):
                 hint="config.json and the weights must be of one model, saved by save_pretrained.",
             )
         return kind.model(given, facts, module, f"from {facts.spec}")
+
+    def outline(self) -> LoadedModel:
+        """The library's class made of the config, without weights."""
+        from vitpe_deploy.sources.transformers_library import class_of, make
+
+        kind, given = self._kind, self.given()
+        module = make(class_of(kind.architecture(given)), kind.config(given))
+        return kind.model(given, self.facts(), module, "none")
 
     def _read(
         self, architecture: str, config: Mapping[str, Any], **more: Any
@@ -197,7 +207,7 @@ class TransformersModuleSource(Source):
     def facts(self) -> ModelFacts:
         """Read off the module's own config."""
         given = self.given()
-        facts = kind_of(given.model_type).facts(given)
+        facts = kind_of(given.model_type, given.config).facts(given)
         encoder = getattr(self._module, self._module.base_model_prefix, self._module)
         has_pooler = getattr(encoder, "pooler", True) is not None
         return facts if has_pooler else without_output(facts, "pooled")
@@ -208,7 +218,9 @@ class TransformersModuleSource(Source):
 
         given = self.given()
         module = detached(self._module)
-        return kind_of(given.model_type).model(given, self.facts(), module, "of the module")
+        return kind_of(given.model_type, given.config).model(
+            given, self.facts(), module, "of the module"
+        )
 
 
 def _other_shape(key: str | tuple[str, Sequence[int], Sequence[int]]) -> str:

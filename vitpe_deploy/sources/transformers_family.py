@@ -91,6 +91,9 @@ class Kind(ABC):
     towers: ClassVar[bool] = False
     """Whether ``--tower`` has a meaning."""
 
+    reads_text: ClassVar[bool] = False
+    """Whether ``--max-length`` has a meaning."""
+
     @abstractmethod
     def architecture(self, given: Given) -> str:
         """Name of the class to load the weights with."""
@@ -119,8 +122,19 @@ class Kind(ABC):
         return {**given.config, **given.family.config}
 
 
-def kind_of(model_type: str) -> Kind:
-    """The kind of a family."""
-    file = KINDS.get(model_type, "transformers_pictures")
+def kind_of(model_type: str, config: Mapping[str, Any] | None = None) -> Kind:
+    """The kind of a family; of families that are not named, what its config describes."""
+    file = KINDS.get(model_type) or _described(model_type, config or {})
     kind: Kind = importlib.import_module(f"vitpe_deploy.sources.{file}").KIND
     return kind
+
+
+def _described(model_type: str, config: Mapping[str, Any]) -> str:
+    """The file of the kind whose settings a config has: two towers, clips, words, or pictures."""
+    if model_type in FAMILIES:
+        return "transformers_pictures"
+    if "vision_config" in config and "text_config" in config:
+        return "transformers_towers"
+    if "image_size" in config or "patch_size" in config:
+        return "transformers_video" if "num_frames" in config else "transformers_pictures"
+    return "transformers_text" if "vocab_size" in config else "transformers_pictures"

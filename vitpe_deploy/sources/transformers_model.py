@@ -6,10 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitpe_deploy.errors import SourceError
 from vitpe_deploy.request import ResampleOverride, Resolution
 from vitpe_deploy.sources.base import ModelFacts, PositionFit
+from vitpe_deploy.sources.observe import TableResample
 from vitpe_deploy.sources.transformers_look import block_paths
 from vitpe_deploy.sources.transformers_outputs import forward
+from vitpe_deploy.sources.transformers_sizes import run
 from vitpe_deploy.sources.transformers_traceable import keep_sizes_symbolic, make_traceable
 from vitpe_deploy.sources.watched import WatchedModel
 
@@ -92,6 +95,22 @@ class PictureModel(WatchedModel):
             patches = tokens[:, facts.prefix_tokens :]
             found["feature-map"] = patches.transpose(1, 2).unflatten(2, grid)
         return {name: found[name] for name in names}
+
+    def _observed(self, size: Resolution, *, symbolic: bool) -> list[TableResample]:
+        """On the ``meta`` device: tensors of a fake mode would stay in the library's caches."""
+        module = self.fresh(size, symbolic=symbolic).to("meta")
+        seen = run(
+            module,
+            size,
+            self.facts.input.channels,
+            lambda m, x: self.call(m, x, self.facts.default_outputs),
+        )
+        if seen.reason:
+            raise SourceError(
+                f"{self.facts.name} does not run at {size}: {seen.reason}",
+                hint="Only sizes that its library runs at can be exported.",
+            )
+        return list(seen.tables)
 
     def position_fits(self, size: Resolution | None) -> tuple[PositionFit, ...]:
         """What the forward interpolates on the way to ``size``; a table has a grid of its own."""
