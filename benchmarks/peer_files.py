@@ -183,6 +183,7 @@ def make_ours(name: str, folder: Path, kind: str) -> dict[str, Any]:
     """Our files: ``.onnx`` first, in a fresh process, because its time is compared."""
     import vitpe_deploy
     from vitpe_deploy.api import require_exporters
+    from vitpe_deploy.manifest import read_manifest
 
     entry = SUITE[name]
     word, _, skipped = kind.partition(":")
@@ -208,6 +209,7 @@ def make_ours(name: str, folder: Path, kind: str) -> dict[str, Any]:
             "steps_s": steps,
             "max_rel": {row.runtime: row.max_rel for row in report.parity},
             "passes": {p.name: p.changed for p in report.passes},
+            "output_shapes": [list(o.shape) for o in read_manifest(Path(artifact.path)).outputs],
         }
     return found
 

@@ -59,14 +59,12 @@ def _of_model(result: Mapping[str, Any]) -> list[str]:
     limit = MEMORY_WITH_BIAS if bias else MEMORY
     if (bias or result["size"] == MEMORY_SIZE_PX) and (memory is None or memory > limit):
         found.append(f"peak memory {memory} of the best peer, limit {limit:.2f}")
-    for what, limit in (
-        ("export", EXPORT_TIME),
-        ("size_ratio", SIZE_WITH_BIAS if bias else SIZE),
+    for key, words, limit in (
+        ("export", "export time over the bare call", EXPORT_TIME),
+        ("file", "file over weights", SIZE_WITH_BIAS if bias else SIZE),
     ):
-        value = (result["export"] if what == "export" else result["file"])["ratio"]
-        if value > limit:
-            words = "export time over the bare call" if what == "export" else "file over weights"
-            found.append(f"{words} {value:.3f}, limit {limit:.2f}")
+        if result[key]["ratio"] > limit:
+            found.append(f"{words} {result[key]['ratio']:.3f}, limit {limit:.2f}")
     for where, value in result["max_rel"].items():
         if value is None or value > MAX_REL:
             found.append(f"max_rel {value} of {where}, limit {MAX_REL:.0e}")

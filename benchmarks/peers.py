@@ -155,6 +155,9 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
     for side, found in (("torch.onnx.export", plain), ("ours", ours)):
         if "problem" in found:
             return result | {"problem": f"{side}: {found['problem']}"}
+    computed = ours["onnx"]["output_shapes"]
+    if computed != [plain["output_shape"]]:
+        return result | {"problem": f"ours computes {computed}, peers {plain['output_shape']}"}
     dynamic = bench.files(name, "dynamic")
     peers, left_out = bench.peers(name)
 

@@ -17,8 +17,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ import numpy as np
 
 from vitpe_deploy.bench import memory
 from vitpe_deploy.bench import protocol as p
+from vitpe_deploy.bench.throughput import Worker, make_workers, threads_per_stream, window
 from vitpe_deploy.errors import InternalError, UsageError, VitpeError
 from vitpe_deploy.parity import LOGITS, compare
 from vitpe_deploy.request import Tolerance
@@ -75,26 +76,22 @@ def time_runs(runtime: Runtime, inputs: Mapping[str, Array], runs: int) -> list[
     return samples
 
 
-def warm_up(
-    runtime: Runtime, inputs: Mapping[str, Array], at_least: int, limit_s: float
-) -> p.Warmed:
+def warm_up(take: Callable[[int], list[float]], at_least: int, limit_s: float) -> p.Warmed:
     """Run until the medians of two windows in a row agree within 2 %.
 
     Args:
-        runtime: open.
-        inputs: what is run.
+        take: gives the latencies of so many runs, in milliseconds.
         at_least: runs, however soon latency settles.
         limit_s: seconds after which it is left unstable.
     """
     samples: list[float] = []
     start = time.monotonic()
     while True:
-        samples += time_runs(runtime, inputs, _WINDOW)
+        samples += take(_WINDOW)
         last, before = samples[-_WINDOW:], samples[-2 * _WINDOW : -_WINDOW]
         median = float(np.median(last))
         stable = bool(before) and abs(median / float(np.median(before)) - 1) < _STABLE_WITHIN
-        spent = time.monotonic() - start
-        if (stable and len(samples) >= at_least) or spent > limit_s:
+        if (stable and len(samples) >= at_least) or time.monotonic() - start > limit_s:
             return p.Warmed(len(samples), stable, median)
 
 
@@ -125,9 +122,11 @@ def agreement(
 class Server:
     """Answers requests about one runtime."""
 
-    def __init__(self, spec: p.ChildSpec, runtime: Runtime) -> None:
+    def __init__(self, spec: p.ChildSpec, runtime: Runtime, stack: ExitStack) -> None:
         self._spec = spec
         self._runtime = runtime
+        self._stack = stack
+        self._workers: list[Worker] = []
         with np.load(spec.inputs, allow_pickle=False) as arrays:
             self._inputs = [arrays[f"in{k}"] for k in range(len(arrays.files))]
 
@@ -142,8 +141,16 @@ class Server:
             time_runs(self._runtime, fed, request.get("rewarm", 1))
             samples = time_runs(self._runtime, fed, request["runs"])
             return {"samples_ms": samples, "idle": wait_until_idle()} | self._memory()
+        if what == p.WINDOW:
+            return {"samples_ms": [self._window(request["seconds"])], "idle": wait_until_idle()} | (
+                self._memory()
+            )
         if what == p.WARM_UP:
-            warmed = warm_up(self._runtime, fed, request["at_least"], request["limit_s"])
+            warmed = warm_up(
+                lambda runs: time_runs(self._runtime, fed, runs),
+                request["at_least"],
+                request["limit_s"],
+            )
             wait_until_idle()
             return asdict(warmed)
         if what == p.AGREE:
@@ -180,6 +187,15 @@ class Server:
             first_peak_bytes=max(0, peak - resident) if known and peak and resident else None,
         )
 
+    def _window(self, seconds: float) -> float:
+        """Milliseconds per item of the batches that were finished in one window."""
+        if not self._workers:
+            fed = {self._runtime.inputs[0].name: self._inputs[0]}
+            self._workers = make_workers(self._spec, self._runtime, fed, self._stack)
+            window(self._workers, 0.0)
+        runs, spent = window(self._workers, seconds)
+        return spent * 1e3 / (runs * len(self._inputs[0]))
+
     def _memory(self) -> dict[str, Any]:
         return {"peak_rss_bytes": memory.peak_bytes()}
 
@@ -197,9 +213,9 @@ def serve(
 ) -> int:
     """Answer requests on stdin until it ends. Whatever libraries print goes to stderr."""
     replies = _private_stdout()
-    with setting or nullcontext():
+    with setting or nullcontext(), ExitStack() as stack:
         try:
-            server = Server(spec, runtime)
+            server = Server(spec, runtime, stack)
             for line in sys.stdin:
                 _reply(replies, server, json.loads(line))
         finally:
@@ -237,9 +253,19 @@ def _runtime(spec: p.ChildSpec) -> Runtime:
         from vitpe_deploy.runtimes.openvino import import_openvino
 
         import_openvino()
+        threads = spec.threads
     else:
         import onnxruntime  # noqa: F401
-    return open_runtime(spec.runtime, Path(spec.path), device=spec.device, threads=spec.threads)
+
+        threads = threads_per_stream(spec)
+    return open_runtime(
+        spec.runtime,
+        Path(spec.path),
+        device=spec.device,
+        threads=threads,
+        precision=spec.precision,
+        streams=spec.streams,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

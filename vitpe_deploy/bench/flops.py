@@ -49,19 +49,19 @@ def operations(node: Any) -> int:
     kind = node.get_type_name()
     if kind not in ("MatMul", "Convolution", "GroupConvolution", "ScaledDotProductAttention"):
         return 0
-    out = math.prod(node.output(0).get_shape())
-    first = list(node.input(0).get_shape())
+    shapes = [[int(n) for n in port.get_shape()] for port in node.inputs()]
+    out = math.prod(int(n) for n in node.output(0).get_shape())
+    first, second = shapes[:2]
     if kind == "MatMul":
         transposed = bool(node.get_attributes().get("transpose_a", False))
         return 2 * out * (first[-2] if transposed and len(first) > 1 else first[-1])
-    second = list(node.input(1).get_shape())
     if kind == "Convolution":  # weights [out, in, *kernel]
         return 2 * out * math.prod(second[1:])
     if kind == "GroupConvolution":  # weights [groups, out, in, *kernel]
         return 2 * out * math.prod(second[2:])
     # q [..., S, E] with k [..., L, E], then the weights [..., S, L] with v [..., L, Ev]
     pairs = math.prod(first[:-1]) * second[-2]
-    return 2 * pairs * (first[-1] + list(node.input(2).get_shape())[-1])
+    return 2 * pairs * (first[-1] + shapes[2][-1])
 
 
 def main() -> int:

@@ -93,7 +93,13 @@ class Child:
 
     def sample(self, runs: int) -> list[float]:
         """Latencies of one round in milliseconds; the child is idle when they are here."""
-        reply = self.ask(p.SAMPLE, runs=runs)
+        return self._samples(self.ask(p.SAMPLE, runs=runs))
+
+    def window(self, seconds: float) -> list[float]:
+        """Milliseconds per item in one window of several requests at a time, as one sample."""
+        return self._samples(self.ask(p.WINDOW, seconds=seconds))
+
+    def _samples(self, reply: dict[str, Any]) -> list[float]:
         self.peak_rss_bytes = reply["peak_rss_bytes"]
         self.always_idle &= bool(reply["idle"])
         return [float(value) for value in reply["samples_ms"]]

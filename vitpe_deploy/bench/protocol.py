@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-OPEN, WARM_UP, SAMPLE, AGREE, THROUGHPUT = "open", "warm-up", "sample", "agree", "throughput"
+OPEN, WARM_UP, SAMPLE, AGREE, WINDOW = "open", "warm-up", "sample", "agree", "window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,9 @@ class ChildSpec:
         inputs: ``.npz`` with ``in0``, ``in1``... in the model's layout.
         expected: ``.npz`` with ``out0:NAME``, or empty where nothing is compared.
         shape: size in pixels, height first, that torch builds its model for.
+        precision: what is asked of an engine that can compute in another than the file's.
+        streams: requests at a time; more than 1 is for throughput alone.
+        throughput: whether samples are windows of many requests instead of single runs.
     """
 
     path: str
@@ -34,6 +37,9 @@ class ChildSpec:
     inputs: str
     expected: str = ""
     shape: tuple[int, int] = (0, 0)
+    precision: str = "f32"
+    streams: int = 1
+    throughput: bool = False
 
     def as_document(self) -> dict[str, Any]:
         """For the command line of the child."""

@@ -140,7 +140,7 @@ def measure(
                 on_round(done, total)
             for place in order.permutation(len(running)):
                 one = running[place]
-                one.rounds.append(tuple(one.child.sample(one.runs)))
+                one.rounds.append(tuple(_round(one, schedule)))
             done += 1
             if done == total and total < (schedule.max_rounds or 0) and _unsure(running):
                 total = min(schedule.max_rounds or 0, total + schedule.rounds)
@@ -152,6 +152,12 @@ def _start(stack: ExitStack, candidate: Candidate, schedule: Schedule) -> _Runni
     agreement = child.agree(candidate.rtol) if candidate.spec.expected else None
     warmed = child.warm_up(schedule.warmup, schedule.warmup_limit_s)
     return _Running(candidate, child, warmed, agreement, schedule.runs_per_round(warmed.median_ms))
+
+
+def _round(one: _Running, schedule: Schedule) -> list[float]:
+    if one.candidate.spec.throughput:
+        return one.child.window(schedule.min_time_s / schedule.rounds)
+    return one.child.sample(one.runs)
 
 
 def _unsure(running: Sequence[_Running]) -> bool:

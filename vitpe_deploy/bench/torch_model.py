@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitpe_deploy.errors import UsageError
+from vitpe_deploy.errors import SourceError, UsageError
 from vitpe_deploy.manifest import Manifest, read_manifest
 from vitpe_deploy.request import Dynamic, Resolution
 from vitpe_deploy.runtimes import Runtime
@@ -35,7 +35,13 @@ def load_recorded(path: Path) -> tuple[Manifest, LoadedModel]:
         )
     from vitpe_deploy.sources import open_source
 
-    return manifest, open_source(manifest.source.to_request()).load()
+    loaded = open_source(manifest.source.to_request()).load()
+    if loaded.weights_sha256() != manifest.weights_sha256:
+        raise SourceError(
+            f"{manifest.source.model} has other weights now than when {path.name} was written",
+            hint="Random weights differ between torch versions.",
+        )
+    return manifest, loaded
 
 
 def eager_runtime(path: Path, shape: tuple[int, int], threads: int) -> Runtime:

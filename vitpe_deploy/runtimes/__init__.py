@@ -55,6 +55,8 @@ def open_runtime(
     device: str = "CPU",
     threads: int | None = None,
     extra_outputs: tuple[str, ...] = (),
+    precision: str = "f32",
+    streams: int = 1,
 ) -> Runtime:
     """A runtime for the file at ``path``; enter it with ``with`` to load the file.
 
@@ -64,6 +66,9 @@ def open_runtime(
         device: In the engine's own words: ``CPU``, ``GPU.1``, ``AUTO``, ``HETERO:GPU,CPU``.
         threads: Threads of the engine's pool; None is :func:`~vitpe_deploy.threads.available_cpus`.
         extra_outputs: Names of values inside the graph to return beside the declared outputs.
+        precision: What is asked of an engine that can compute in another than the file's;
+            ``info.precision_executed`` says what it does.
+        streams: Requests that the engine is to work on at a time.
 
     Raises:
         UsageError: unknown name, or ``torch``, which runs modules and not files.
@@ -78,4 +83,11 @@ def open_runtime(
         )
     module, cls = _RUNTIMES[word]
     kind: type[FileRuntime] = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
-    return kind(Path(path), device=device, threads=threads, extra_outputs=tuple(extra_outputs))
+    return kind(
+        Path(path),
+        device=device,
+        threads=threads,
+        extra_outputs=tuple(extra_outputs),
+        precision=precision,
+        streams=streams,
+    )

@@ -166,8 +166,12 @@ class FileRuntime(Runtime):
         device: str = "CPU",
         threads: int | None = None,
         extra_outputs: tuple[str, ...] = (),
+        precision: str = "f32",
+        streams: int = 1,
     ) -> None:
         super().__init__(threads=threads)
+        self._precision = precision
+        self._streams = streams
         self._path = path
         self._device = device.strip() or "CPU"
         self._extra_outputs = extra_outputs

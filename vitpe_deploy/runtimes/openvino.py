@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from vitpe_deploy.errors import ArtifactError, DeviceError, UnsupportedError, UsageError
@@ -61,7 +62,7 @@ class OpenVinoRuntime(FileRuntime):
         start = time.perf_counter()
         try:
             compiled = core.compile_model(model, self._device.upper(), self._config(used))
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ArtifactError(
                 f"openvino cannot compile {self._path} for {self._device}: {reason(error)}",
                 hint="Export with --target portable, or use another --device.",
@@ -116,7 +117,7 @@ class OpenVinoRuntime(FileRuntime):
             check_onnx_file(path)
         try:
             return core.read_model(str(path))
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # messages quote the file's own bytes
             raise ArtifactError(
                 f"openvino cannot load {path}: {reason(error)}",
                 hint="Copy or export the file again; export with --target portable if the engine "
@@ -158,8 +159,11 @@ class OpenVinoRuntime(FileRuntime):
         if any(device.startswith("NPU") for device in used) and len(used) == 1:
             # The NPU plugin knows neither float32 nor streams and refuses the words.
             return {"PERFORMANCE_HINT": "LATENCY"}
-        config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-        cpu_only = {"INFERENCE_NUM_THREADS": self._threads, "NUM_STREAMS": 1}
+        config: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": self._precision,
+            "PERFORMANCE_HINT": "LATENCY" if self._streams == 1 else "THROUGHPUT",
+        }
+        cpu_only = {"INFERENCE_NUM_THREADS": self._threads, "NUM_STREAMS": self._streams}
         if used == ["CPU"]:
             return config | cpu_only
         if "CPU" in used:
@@ -183,8 +187,23 @@ class OpenVinoRuntime(FileRuntime):
         arrays = values.to_tuple()
         return {name: arrays[position] for name, position in self._positions.items()}
 
+    def requests(self, count: int) -> list[Any]:
+        """Further requests of the same compiled model, to be worked on at a time."""
+        compiled = self._request.get_compiled_model()
+        return [compiled.create_infer_request() for _ in range(count)]
+
     def _close(self) -> None:
         self._request = None
+
+
+def read_model(path: Path) -> Any:
+    """An ``.onnx`` or ``.xml`` as an ``openvino.Model``, checked first; nothing is compiled.
+
+    Raises:
+        ArtifactError: missing, damaged, or without its data files.
+        DeviceError: OpenVINO is not installed.
+    """
+    return OpenVinoRuntime(path)._read(import_openvino().Core())
 
 
 def import_openvino() -> Any:

@@ -1,0 +1,275 @@
+"""``vitpe-bench`` from the command line, on a small trained network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from jsonschema import Draft202012Validator
+from onnx import numpy_helper
+
+import vitpe_deploy
+from vitpe_deploy.bench.documents import BenchReport, json_schema
+from vitpe_deploy.bench.entry import parse_seconds, parse_share
+from vitpe_deploy.cli import bench_main
+from vitpe_deploy.errors import UsageError
+
+SCHEMA = Path(vitpe_deploy.__file__).parent / "bench" / "bench.schema.json"
+QUICK = ("--threads", "1", "--rounds", "4", "--iters", "8", "--warmup", "1", "-q")
+
+Bench = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One static and one dynamic file of a trained digits network."""
+    folder = tmp_path_factory.mktemp("bench")
+    for dynamic in ("none", "all"):
+        vitpe_deploy.export(
+            "digits-learned-1d", dynamic=dynamic, output_dir=folder, verify=False, threads=1
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def static(exported: Path) -> Path:
+    return next(p for p in exported.glob("*.onnx") if "dyn" not in p.name)
+
+
+@pytest.fixture(scope="module")
+def dynamic(exported: Path) -> Path:
+    return next(exported.glob("*dynall*.onnx"))
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Exit code and the document on stdout."""
+
+    def run(*arguments: object) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        code = bench_main([*map(str, arguments), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_shipped_schema_is_that_of_the_documents() -> None:
+    assert json.loads(SCHEMA.read_text()) == json_schema()
+
+
+def test_rows_of_three_engines(bench: Bench, static: Path) -> None:
+    code, document = bench(static, "--runtime", "ort,openvino,torch", *QUICK)
+    assert code == 0
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    rows = document["results"]
+    assert [row["runtime"] for row in rows] == ["onnxruntime", "openvino", "torch"]
+    assert [(c["a"], c["b"]) for c in document["comparisons"]] == [
+        (rows[0]["id"], rows[1]["id"]),
+        (rows[0]["id"], rows[2]["id"]),
+        (rows[1]["id"], rows[2]["id"]),
+    ]
+    peak = document["host"]["gemm_peak_gflops"]
+    for row in rows:
+        samples = row["samples_ms"]
+        assert len(samples) == 8
+        assert row["samples_per_round"] == [2, 2, 2, 2]
+        assert row["latency_ms"]["median"] == pytest.approx(np.median(samples))
+        assert row["latency_ms"]["p95"] == pytest.approx(np.percentile(samples, 95))
+        assert row["throughput_ips"] == pytest.approx(1e3 / np.median(samples))
+        assert row["precision_executed"] == "f32"
+        assert row["agreement"]["passed"]
+        assert row["agreement"]["max_rel"] < 1e-5
+        assert row["agreement"]["top1"] == 1.0
+        assert row["threads"] == 1
+        achieved = row["gflops_per_image"] * row["throughput_ips"]
+        assert row["share_of_peak"] == pytest.approx(achieved / peak)
+        assert 0 < row["share_of_peak"] < 1
+    assert rows[0]["size_bytes"] == static.stat().st_size
+
+
+def test_wrong_file_is_seen_beside_its_latency(bench: Bench, static: Path, tmp_path: Path) -> None:
+    """One weight matrix moved by 5 %: as fast as before, exit code 3."""
+    for file in static.parent.glob(f"{static.name}*"):
+        shutil.copy(file, tmp_path)
+    model = onnx.load(str(tmp_path / static.name))
+    largest = max(model.graph.initializer, key=lambda tensor: int(np.prod(tensor.dims)))
+    values = numpy_helper.to_array(largest)
+    largest.CopyFrom(numpy_helper.from_array(values * np.float32(1.05), largest.name))
+    onnx.save(model, str(tmp_path / static.name))
+    code, document = bench(tmp_path / static.name, "--runtime", "ort", *QUICK)
+    (row,) = document["results"]
+    assert code == 3
+    assert row["agreement"]["passed"] is False
+    assert row["agreement"]["max_rel"] > 1e-3
+    assert any("sha256" in text for text in row["warnings"])
+
+
+def test_sweep_of_a_dynamic_file(bench: Bench, dynamic: Path) -> None:
+    """Two sizes and two batches are four groups, which are never compared with each other."""
+    native = json.loads(dynamic.with_name(dynamic.name + ".manifest.json").read_text())[
+        "native_resolution"
+    ][0]
+    code, document = bench(
+        dynamic, "--runtime", "ort", "--res", f"{native},{2 * native}", "--batch", "1,2", *QUICK
+    )
+    assert code == 0
+    found = [(r["resolution"][0], r["batch"]) for r in document["results"]]
+    assert sorted(found) == [(native, 1), (native, 2), (2 * native, 1), (2 * native, 2)]
+    assert document["comparisons"] == []
+    assert all(row["agreement"]["passed"] for row in document["results"])
+    small, large = (
+        next(r for r in document["results"] if (r["resolution"][0], r["batch"]) == key)
+        for key in ((native, 1), (2 * native, 1))
+    )
+    assert large["gflops_per_image"] > 3.5 * small["gflops_per_image"]
+
+
+def test_throughput_is_a_row_of_its_own(bench: Bench, static: Path) -> None:
+    code, document = bench(
+        static, "--mode", "latency,throughput", "--rounds", "2", "--min-time", "100ms",
+        "--threads", "2", "--warmup", "0", "-q",
+    )  # fmt: skip
+    assert code == 0
+    by_mode: dict[str, list[dict[str, Any]]] = {"latency": [], "throughput": []}
+    for row in document["results"]:
+        by_mode[row["mode"]].append(row)
+    assert len(by_mode["latency"]) == len(by_mode["throughput"]) == 2
+    for row in by_mode["throughput"]:
+        assert row["latency_ms"] is None
+        assert row["streams"] == 2
+        assert row["throughput_ips"] == pytest.approx(1e3 / np.median(row["samples_ms"]))
+    modes = {r["id"]: r["mode"] for r in document["results"]}
+    assert all(modes[c["a"]] == modes[c["b"]] for c in document["comparisons"])
+
+
+def test_c34_npu_refuses_a_dynamic_file_before_anything_is_compiled(
+    bench: Bench, dynamic: Path
+) -> None:
+    code, document = bench(dynamic, "--runtime", "openvino", "--device", "NPU", *QUICK)
+    assert (code, document["kind"]) == (2, "unsupported")
+    assert "fixed shapes" in document["message"]
+    assert "vitpe-export digits-learned-1d --res" in document["hint"]
+
+
+def test_device_that_is_not_there_names_those_that_are(bench: Bench, static: Path) -> None:
+    code, document = bench(static, "--runtime", "openvino", "--device", "NPU", *QUICK)
+    assert (code, document["kind"]) == (1, "device")
+    assert "there are: CPU" in document["message"]
+
+
+def test_c29_report_says_the_precision_that_is_executed(bench: Bench, static: Path) -> None:
+    """f16 is asked for; the report says what OpenVINO's own compiled model says it executes."""
+    import openvino
+
+    config = {"INFERENCE_PRECISION_HINT": "f16"}
+    compiled = openvino.Core().compile_model(str(static), "CPU", config)
+    executed = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    _, document = bench(static, "--runtime", "openvino", "--precision", "f16", *QUICK)
+    (row,) = document["results"]
+    assert (row["precision_asked"], row["precision_executed"]) == ("f16", executed)
+    assert (row["share_of_peak"] is None) == (executed != "f32")
+    warned = any(f"f16 was asked for, {executed} is executed" in t for t in row["warnings"])
+    assert warned == (executed != "f16")
+
+
+def test_interrupted_run_goes_on(bench: Bench, static: Path, tmp_path: Path) -> None:
+    arguments = (static, "--runtime", "ort", "-o", tmp_path / "kept", *QUICK)
+    _, first = bench(*arguments)
+    journal = tmp_path / "kept" / "bench.jsonl"
+    whole = journal.read_text()
+    journal.write_text(whole + whole[: len(whole) // 2])  # killed while it wrote another row
+    _, second = bench(*arguments)
+    assert second["results"] == first["results"]
+    assert journal.read_text() == whole
+    assert json.loads((tmp_path / "kept" / "bench.json").read_text()) == second
+    assert "| onnxruntime CPU | f32 |" in (tmp_path / "kept" / "bench.md").read_text()
+    _, third = bench(*arguments, "--force")
+    assert third["results"][0]["samples_ms"] != first["results"][0]["samples_ms"]
+    journal.write_text("{}\n")
+    assert bench(*arguments)[1]["kind"] == "artifact"
+
+
+def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
+    """The same run against itself made slower and faster by hand, and from another machine."""
+    _, document = bench(static, "--runtime", "ort", *QUICK)
+    report = BenchReport.model_validate(document)
+
+    def altered(factor: float, **host: object) -> Path:
+        rows = [
+            row.model_copy(update={"samples_ms": tuple(factor * v for v in row.samples_ms)})
+            for row in report.results
+        ]
+        old = report.model_copy(
+            update={"results": tuple(rows), "host": report.host.model_copy(update=host)}
+        )
+        path = tmp_path / "old.json"
+        path.write_text(old.model_dump_json(by_alias=True))
+        return path
+
+    run = (static, "--runtime", "ort", *QUICK, "--baseline")
+    code, found = bench(*run, altered(0.2))
+    assert code == 4
+    assert found["baseline"][0]["regressed"] is True
+    assert found["baseline"][0]["ratio_median"] > 2
+    assert bench(*run, altered(5.0))[0] == 0
+    assert bench(*run, altered(0.2), "--max-regression", "2000%")[0] == 0
+    code, error = bench(*run, altered(1.0, cpu="another"))
+    assert (code, error["kind"]) == (2, "usage")
+    assert "cpu another" in error["message"]
+    assert bench(*run, altered(5.0, cpu="another"), "--cross-host")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--res", "40"), "takes 32x32 alone"),
+        (("--batch", "3"), "takes batch 1"),
+        (("--mode", "latncy"), "'latncy' is not known"),
+        (("--threads", "two"), "'two' is not a number"),
+        (("--threads", "0"), "at least 1"),
+        (("--min-time", "soon"), "'soon' is not a time"),
+        (("--runtime", "ort", "--precision", "f16"), "onnxruntime takes no --precision f16"),
+        (("--runtime", "torch", "--mode", "throughput"), "contradicts --mode throughput"),
+        (("--force",), "--force is for --output"),
+    ],
+)
+def test_refusals(bench: Bench, static: Path, arguments: tuple[str, ...], says: str) -> None:
+    code, document = bench(static, *arguments)
+    assert code == 2
+    assert says in document["message"]
+
+
+def test_dry_run_times_nothing(bench: Bench, static: Path, tmp_path: Path) -> None:
+    code, document = bench(static, "--dry-run", "-o", tmp_path / "nothing")
+    assert code == 0
+    assert [len(g["rows"]) for g in document["groups"]] == [2]
+    assert document["estimate_s"] > 1
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_doctor(bench: Bench) -> None:
+    code, document = bench("--doctor")
+    assert (code, document["schema"]) == (0, "vitpe.doctor/1")
+    assert "CPU" in document["openvino_devices"]
+    assert document["host"]["cores_used"] >= 1
+
+
+def test_python_interface_gives_the_same_report(static: Path) -> None:
+    report = vitpe_deploy.benchmark(
+        static, runtimes=["openvino"], threads=1, rounds=2, iters=2, warmup=0
+    )
+    assert isinstance(report, BenchReport)
+    assert [row.runtime for row in report.results] == ["openvino"]
+
+
+def test_units() -> None:
+    assert [parse_seconds(t) for t in ("3s", "500ms", "2m", "1.5")] == [3, 0.5, 120, 1.5]
+    assert [parse_share(t) for t in ("5%", "0.05", "12.5 %")] == [0.05, 0.05, 0.125]
+    with pytest.raises(UsageError, match="not a share"):
+        parse_share("some")

@@ -1,0 +1,195 @@
+"""``vitpe_deploy.benchmark``: what the command does, with Python's own types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitpe_deploy.bench.plan import BenchOptions, Group, make_plan
+from vitpe_deploy.bench.rounds import Schedule
+from vitpe_deploy.errors import UsageError
+from vitpe_deploy.request import Resolution
+from vitpe_deploy.threads import available_cpus
+
+if TYPE_CHECKING:
+    from vitpe_deploy.bench.documents import BenchReport
+    from vitpe_deploy.progress import Progress
+
+Size = Resolution | int | str | tuple[int, int]
+
+LONGER = 3
+"""Rounds are made up to so many times ``--rounds`` while a comparison is unsure."""
+
+
+def benchmark(
+    artifacts: str | Path | Sequence[str | Path],
+    *,
+    runtimes: Sequence[str] = (),
+    device: str = "CPU",
+    resolutions: Sequence[Size] = (),
+    batches: Sequence[int] = (),
+    threads: int | Sequence[int] | None = None,
+    precisions: Sequence[str] = ("f32",),
+    modes: Sequence[str] = ("latency",),
+    images: str | Path | None = None,
+    warmup: int = 5,
+    iters: int | None = None,
+    min_time_s: float = 3.0,
+    rounds: int = 20,
+    baseline: str | Path | None = None,
+    max_regression: float = 0.05,
+    cross_host: bool = False,
+    output_dir: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> BenchReport:
+    """Time artifacts in engines on this machine, with their agreement with PyTorch beside it.
+
+    Args:
+        artifacts: ``.onnx`` or ``.xml`` of ours, or folders of them.
+        runtimes: onnxruntime, openvino, torch; those that can run the file when empty.
+        device: in the engine's own words.
+        resolutions: sizes in pixels, height first; what the file is made for when empty.
+        batches: images of one request.
+        threads: of the engine; the CPUs this process may use for None.
+        precisions: what OpenVINO is asked for: f32, f16, bf16.
+        modes: latency, throughput.
+        images: folder of pictures to compare on, besides noise and a structured picture.
+        warmup: runs before the first round at least; more until latency is stable.
+        iters: samples per row, in place of ``min_time_s``.
+        min_time_s: seconds of timed inference per row.
+        rounds: rounds at least; up to three times as many while a comparison is unsure.
+        baseline: an earlier report to judge the rows by.
+        max_regression: what a row may be slower by than the baseline.
+        cross_host: accept a baseline of another machine.
+        output_dir: keeps finished rows in ``bench.jsonl``, to go on after an interruption.
+        force: measure again what ``output_dir`` has.
+        progress: told what happens.
+
+    Returns:
+        The report; ``report.baseline`` says which rows regressed.
+
+    Raises:
+        VitpeError: see :mod:`vitpe_deploy.errors`.
+    """
+    options = make_options(
+        artifacts,
+        runtimes=runtimes,
+        device=device,
+        resolutions=resolutions,
+        batches=batches,
+        threads=threads,
+        precisions=precisions,
+        modes=modes,
+        images=images,
+        warmup=warmup,
+        iters=iters,
+        min_time_s=min_time_s,
+        rounds=rounds,
+    )
+    plan = make_plan(options)
+    return run_planned(
+        options,
+        plan,
+        baseline=None if baseline is None else Path(baseline),
+        max_regression=max_regression,
+        cross_host=cross_host,
+        output_dir=None if output_dir is None else Path(output_dir),
+        force=force,
+        progress=progress,
+    )
+
+
+def make_options(
+    artifacts: str | Path | Sequence[str | Path],
+    *,
+    runtimes: Sequence[str] = (),
+    device: str = "CPU",
+    resolutions: Sequence[Size] = (),
+    batches: Sequence[int] = (),
+    threads: int | Sequence[int] | None = None,
+    precisions: Sequence[str] = ("f32",),
+    modes: Sequence[str] = ("latency",),
+    images: str | Path | None = None,
+    warmup: int = 5,
+    iters: int | None = None,
+    min_time_s: float = 3.0,
+    rounds: int = 20,
+) -> BenchOptions:
+    """Arguments of :func:`benchmark` as frozen values."""
+    paths = [artifacts] if isinstance(artifacts, str | Path) else list(artifacts)
+    counts = [threads] if isinstance(threads, int) else list(threads or (available_cpus(),))
+    schedule = Schedule(
+        rounds=rounds,
+        min_time_s=min_time_s,
+        iters=iters,
+        warmup=warmup,
+        max_rounds=LONGER * rounds if iters is None else None,
+    )
+    return BenchOptions(
+        artifacts=tuple(Path(path) for path in paths),
+        runtimes=tuple(runtimes),
+        device=device,
+        resolutions=tuple(dict.fromkeys(Resolution.from_any(s) for s in resolutions)),
+        batches=tuple(dict.fromkeys(batches)),
+        threads=tuple(dict.fromkeys(counts)),
+        precisions=tuple(precisions),
+        modes=tuple(dict.fromkeys(modes)),
+        images=None if images is None else Path(images),
+        schedule=schedule,
+    )
+
+
+def run_planned(
+    options: BenchOptions,
+    plan: Sequence[Group],
+    *,
+    baseline: Path | None,
+    max_regression: float,
+    cross_host: bool,
+    output_dir: Path | None,
+    force: bool,
+    progress: Progress | None,
+) -> BenchReport:
+    """Measure a plan and judge it by a baseline. See :func:`benchmark`."""
+    from vitpe_deploy.bench.baseline import against_baseline, read_report
+    from vitpe_deploy.bench.resume import Journal
+    from vitpe_deploy.bench.run import run_bench
+
+    # read first: nobody wants to hear of a wrong file after the measurement
+    old = None if baseline is None else read_report(baseline)
+    journal = None if output_dir is None else Journal(output_dir, fresh=force)
+    report = run_bench(options, plan, journal=journal, progress=progress)
+    if old is None:
+        return report
+    rows = against_baseline(report, old, max_regression, cross_host=cross_host)
+    return report.model_copy(update={"baseline": rows})
+
+
+def parse_seconds(text: str, flag: str = "--min-time") -> float:
+    """``"3s"``, ``"500ms"``, ``"2m"`` or ``"3"`` in seconds.
+
+    Raises:
+        UsageError: anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m)?", text.strip())
+    if match is None:
+        raise UsageError(f"{flag} {text!r} is not a time", hint=f"For example {flag} 3s.")
+    return float(match[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0}[match[2] or "s"]
+
+
+def parse_share(text: str, flag: str = "--max-regression") -> float:
+    """``"5%"`` or ``"0.05"`` as a share.
+
+    Raises:
+        UsageError: anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%)?", text.strip())
+    if match is None:
+        raise UsageError(f"{flag} {text!r} is not a share", hint=f"For example {flag} 5%.")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+__all__ = ["benchmark", "make_options", "parse_seconds", "parse_share", "run_planned"]
