@@ -1,0 +1,203 @@
+"""Files in fp16 and int8 against eager PyTorch, on a tiny ViT and on trained digits."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import nn
+
+import exporters.onnx_file
+import vitpe_deploy
+from exporters.quantize.linear import int8_weights
+from vitpe_deploy.errors import MissingExtraError, UsageError
+from vitpe_deploy.manifest import read_manifest
+from vitpe_deploy.models.presets import VIT_PRESETS, with_options
+from vitpe_deploy.models.vit import VisionTransformer
+from vitpe_deploy.runtimes import open_runtime
+
+TINY = {"depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 pictures of digits at the size of the model."""
+    path = tmp_path_factory.mktemp("digits")
+    for place, image in enumerate(load_digits().images[1500:1650]):
+        grey = Image.fromarray((image * 255 / 16).astype(np.uint8))
+        grey.resize((32, 32), Image.Resampling.BILINEAR).save(path / f"{place:03}.png")
+    return path
+
+
+def test_int8_chooses_by_measurement_and_verifies_again(digits: Path, tmp_path: Path) -> None:
+    report = vitpe_deploy.export(
+        "digits-learned-1d", precision="int8", calibration=digits, output_dir=tmp_path, threads=1
+    )
+    assert report.verdict == "passed"
+    assert [c.chosen for c in report.candidates].count(True) == 1
+    assert {c.method.removesuffix("-reduced") for c in report.candidates} == {"dynamic", "static"}
+    assert all(c.latency_ms and c.agreement and c.size_bytes > 0 for c in report.candidates)
+    for row in report.parity:
+        assert (row.criterion, row.inputs) == ("top1", 150)
+        assert row.top1_agreement is not None
+        assert row.top1_agreement >= 0.99
+    path = Path(report.artifacts[0].path)
+    assert path.name == "digits-learned-1d-32x32-int8.onnx"
+    fused = [n for n in onnx.load(path).graph.node if n.op_type == "MultiHeadAttention"]
+    assert len(fused) == 3
+    assert read_manifest(path).method == next(c.method for c in report.candidates if c.chosen)
+    again = vitpe_deploy.verify(path, threads=1)
+    assert again.verdict == "passed"
+    assert all(row.inputs == 150 for row in again.parity)
+
+
+@pytest.mark.parametrize("method", ["dynamic", "static", "dynamic-reduced", "static-reduced"])
+def test_a_forced_method_gives_the_same_bytes(digits: Path, tmp_path: Path, method: str) -> None:
+    hashes = set()
+    for folder in ("a", "b"):
+        report = vitpe_deploy.export(
+            "digits-learned-1d", precision="int8", calibration=digits, int8_method=method,
+            output_dir=tmp_path / folder, threads=1, verify=False,
+        )  # fmt: skip
+        hashes.add(report.artifacts[0].sha256)
+        integers = [
+            onnx.numpy_helper.to_array(w)
+            for w in onnx.load(report.artifacts[0].path).graph.initializer
+            if w.data_type == onnx.TensorProto.INT8 and len(w.dims) == 2
+        ]
+        top = max(int(np.abs(w.astype(int)).max()) for w in integers)
+        assert top == (63 if method.endswith("-reduced") else 127)
+    assert len(hashes) == 1
+
+
+def test_a_floor_above_the_agreement_fails_and_keeps_the_file(digits: Path, tmp_path: Path) -> None:
+    report = vitpe_deploy.export(
+        "digits-learned-1d", precision="int8", calibration=digits, min_agreement=1.0,
+        int8_method="dynamic", output_dir=tmp_path, threads=1,
+    )  # fmt: skip
+    path = Path(report.artifacts[0].path)
+    assert report.verdict == "failed"
+    assert path.is_file()
+    assert read_manifest(path).verdict == "failed"
+
+
+class Heavy(nn.Module):
+    """A tiny ViT whose residual stream passes 65504 after two blocks, in one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.vit = VisionTransformer(with_options(VIT_PRESETS["vit_small_patch16_224"], TINY))
+        with torch.no_grad():
+            for block in self.vit.blocks:
+                block.mlp.fc2.bias[3] = 4e4
+
+    def forward(self, x: torch.Tensor) -> Any:
+        out = self.vit(x)
+        return out["logits"] if isinstance(out, dict) else out
+
+
+@pytest.mark.parametrize("size", [96])
+def test_an_overflowing_residual_stays_float32(tmp_path: Path, size: int) -> None:  # C28
+    model = Heavy().eval()
+    report = vitpe_deploy.export(
+        model, size, precision="fp16", output_dir=tmp_path, threads=1, outputs=()
+    )
+    path = Path(report.artifacts[0].path)
+    x = np.random.default_rng(3).standard_normal((1, 3, size, size)).astype(np.float32)
+    with torch.no_grad():
+        right = model(torch.from_numpy(x)).numpy()
+    with open_runtime("onnxruntime", path, threads=1) as runtime:
+        (found,) = runtime.run({runtime.inputs[0].name: x}).values()
+        assert found.dtype == np.float32
+        assert runtime.info.precision_executed == "f32"  # C29
+    assert np.isfinite(found).all()
+    assert np.abs(found - right).max() <= 1e-2 * np.abs(right).max()
+    assert report.verdict == "passed"
+    kinds = [w.data_type for w in onnx.load(path).graph.initializer if len(w.dims) == 2]
+    assert kinds.count(onnx.TensorProto.FLOAT16) >= 8
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+def test_weights_apart_from_the_graph(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, kind: str
+) -> None:  # C32, C31
+    if kind == "openvino" and precision != "fp16":
+        pytest.importorskip("nncf")
+    monkeypatch.setattr(exporters.onnx_file, "EXTERNAL_BYTES", 1000)
+    report = vitpe_deploy.export(
+        "digits-learned-1d", precision=precision, formats=[kind], output_dir=tmp_path, threads=1,
+        calibration=digits if precision == "int8" else None,
+        int8_method="auto" if precision != "int8" else ("dynamic" if kind == "onnx" else "nncf"),
+        min_agreement=0.9,
+    )  # fmt: skip
+    assert report.verdict == "passed"
+    assert {r.runtime for r in report.parity} >= {"openvino"}
+
+
+def test_int8_weights_round_to_the_nearest_step() -> None:
+    weight = np.array([[1.0, -0.5], [0.26, 0.25]], np.float32)
+    integers, scale = int8_weights(weight)
+    assert integers.tolist() == [[127, -127], [33, 64]]
+    np.testing.assert_allclose(scale, [1 / 127, 0.5 / 127], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "int8"}, "needs calibration data"),
+        ({"precision": "int8", "calibration": "nowhere"}, "does not exist"),
+        ({"calibration": "random"}, "no meaning for --precision fp32"),
+        ({"precision": "fp16", "int8_method": "static"}, "is for --precision int8"),
+        ({"precision": "int8", "calibration": "random", "int8_method": "nncf"}, "not for --format"),
+        ({"precision": "int8", "calibration": "random", "int8_method": "statc"}, "is not known"),
+        ({"precision": "int8", "calibration": "random", "min_agreement": 0.0}, "above 0"),
+    ],
+)
+def test_refusals(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        vitpe_deploy.export("digits-learned-1d", output_dir=tmp_path, **options)
+    assert caught.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"pixels": np.zeros((2, 1, 32, 32), np.float32)}, "the model takes pixel_values"),
+        ({"pixel_values": np.zeros((2, 3, 32, 32), np.float32)}, "has shape"),
+        ({"pixel_values": np.zeros((2, 1, 32, 32), np.int64)}, "is int64"),
+        ({"pixel_values": np.full((2, 1, 32, 32), np.nan, np.float32)}, "NaN"),
+        ({"pixel_values": np.array([{}], dtype=object)}, "cannot be read"),
+    ],
+)
+def test_calibration_files_are_checked(
+    tmp_path: Path, arrays: dict[str, np.ndarray], words: str
+) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(vitpe_deploy.errors.VitpeError, match=words):
+        vitpe_deploy.export(
+            "digits-learned-1d", precision="int8", calibration=path, output_dir=tmp_path / "out"
+        )
+
+
+def test_openvino_int8_without_nncf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "nncf" else found(name, *a)
+    )
+    with pytest.raises(MissingExtraError, match="nncf") as caught:
+        vitpe_deploy.export(
+            "digits-learned-1d", precision="int8", calibration="random", formats=["openvino"],
+            output_dir=tmp_path,
+        )  # fmt: skip
+    assert "vitpe-deploy[int8]" in caught.value.hint

@@ -1,0 +1,162 @@
+"""Data to calibrate int8 and fp16 files on, and to measure their agreement with fp32 on.
+
+A folder of pictures, an ``.npz`` of prepared inputs, or noise when that is asked for by name.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vitpe_deploy.errors import ArtifactError, UsageError
+from vitpe_deploy.inputs import InputLayout
+from vitpe_deploy.request import Resolution
+
+if TYPE_CHECKING:
+    from vitpe_deploy.preprocess import Preprocess
+
+Array: TypeAlias = npt.NDArray[Any]
+
+RANDOM = "random"
+"""The word for noise and a structured picture in place of data."""
+
+MOST_SAMPLES = 256
+"""Samples beyond these are left out: ranges hardly move, and each takes an inference."""
+
+
+def check_calibration(word: str, layout: InputLayout) -> None:
+    """Refuse, before anything is loaded, what cannot be calibration data.
+
+    Raises:
+        UsageError: no such file or folder, or nothing in it.
+        ArtifactError: an ``.npz`` that cannot be read or does not fit the model.
+    """
+    if word == RANDOM:
+        return
+    path = Path(word)
+    if path.is_dir():
+        from vitpe_deploy.images import list_images
+
+        if layout.kind == "text":
+            raise UsageError(
+                "--calibration with a folder of pictures has no meaning for a text tower",
+                hint="Give an .npz with token ids named input_ids.",
+            )
+        list_images(path)
+    elif path.suffix == ".npz" and path.is_file():
+        _read_npz(path, layout)
+    else:
+        found = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+        raise UsageError(
+            f"--calibration {word} {found}",
+            hint="Give a folder of pictures, an .npz with arrays named like the inputs, or the "
+            "word random.",
+        )
+
+
+def calibration_batches(
+    word: str, layout: InputLayout, size: Resolution, batch: int, preprocess: Preprocess
+) -> tuple[Array, ...]:
+    """Batches [batch, ...] of one size; the last one is filled up from the start.
+
+    Raises:
+        UsageError: the ``.npz`` holds samples of another size.
+        ArtifactError: the data cannot be read.
+    """
+    if word == RANDOM:
+        return layout.arrays(size, batch, preprocess=preprocess, seeds=12)
+    path = Path(word)
+    if path.is_dir():
+        samples = layout.arrays(size, batch, preprocess=preprocess, images=path, seeds=0)[1:]
+        return samples[: max(1, MOST_SAMPLES // batch)]
+    data = _read_npz(path, layout)[:MOST_SAMPLES]
+    wanted = layout.shape(size, batch)[1:]
+    if data.shape[1:] != wanted:
+        raise UsageError(
+            f"--calibration {path}: samples of {layout.name} have shape {list(data.shape[1:])}, "
+            f"the file takes {list(wanted)}",
+            hint="Prepare the samples at the size that is exported.",
+        )
+    count = len(data)
+    return tuple(
+        np.ascontiguousarray(data[[(start + k) % count for k in range(batch)]])
+        for start in range(0, count, batch)
+    )
+
+
+def _read_npz(path: Path, layout: InputLayout) -> Array:
+    """The array of the model's input [samples, ...] in its dtype.
+
+    Raises:
+        ArtifactError: damaged, pickled, of another name, rank, channels or dtype, or not finite.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = list(archive.files)
+            if names != [layout.name]:
+                raise ArtifactError(
+                    f"--calibration {path} holds {', '.join(names) or 'nothing'}, the model takes "
+                    f"{layout.name}",
+                    hint=f"Save it with np.savez(path, {layout.name}=samples).",
+                )
+            data = archive[layout.name]
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as problem:
+        raise ArtifactError(
+            f"--calibration {path} cannot be read: {str(problem).splitlines()[0][:200]}",
+            hint="Arrays of numbers only, saved with np.savez: pickled objects are not loaded.",
+        ) from problem
+    shape = layout.shape(Resolution(1, 1), 1)
+    free = {0, *layout.size_axes()}
+    fits = data.ndim == len(shape) and all(
+        axis in free or data.shape[axis] == n for axis, n in enumerate(shape)
+    )
+    if not fits or data.size == 0:
+        raise ArtifactError(
+            f"--calibration {path}: {layout.name} has shape {list(data.shape)}, the model takes "
+            f"{['?' if axis in free else n for axis, n in enumerate(shape)]}"
+        )
+    wanted = np.dtype(layout.dtype)
+    if data.dtype.kind != wanted.kind:
+        raise ArtifactError(
+            f"--calibration {path}: {layout.name} is {data.dtype}, the model takes {layout.dtype}",
+            hint="Save prepared inputs, as the model takes them.",
+        )
+    if data.dtype.kind == "f" and not np.isfinite(data).all():
+        raise ArtifactError(f"--calibration {path}: {layout.name} holds NaN or infinity")
+    vocabulary = getattr(layout, "vocab_size", None)
+    if vocabulary is not None and (data.min() < 0 or data.max() >= vocabulary):
+        raise ArtifactError(
+            f"--calibration {path}: token ids must be from 0 to {vocabulary - 1}, "
+            f"got {data.min()} to {data.max()}"
+        )
+    converted: Array = data.astype(wanted, copy=False)
+    return converted
+
+
+def agreement_inputs(
+    word: str | None,
+    layout: InputLayout,
+    size: Resolution,
+    batch: int,
+    *,
+    preprocess: Preprocess,
+    images: Path | None,
+) -> tuple[Array, ...] | None:
+    """Inputs that the agreement of an int8 file is counted on; None where there is no such data.
+
+    That is the case without calibration data, when they are gone since, and when an ``.npz`` holds
+    another size.
+    """
+    if word is None or (word != RANDOM and not Path(word).exists()):
+        return None
+    try:
+        batches = calibration_batches(word, layout, size, batch, preprocess)
+    except UsageError:
+        return None
+    if images is not None:
+        batches += layout.arrays(size, batch, preprocess=preprocess, images=images, seeds=0)[1:]
+    return batches if len(batches) > 1 else None
