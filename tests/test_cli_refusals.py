@@ -110,10 +110,8 @@ def test_a_typo_gets_the_closest_match(
 
 def test_a_typo_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     block = refused(cli.main, "exprot", capsys)
-    assert block == (
-        "error: there is no command 'exprot'. Did you mean 'export'? "
-        "Choose from: export, verify, plot, run."
-    )
+    assert block.startswith("error: there is no command 'exprot'")
+    assert "Did you mean 'export'? Choose from: export, verify, bench" in block
 
 
 def test_a_typo_in_a_flag_of_a_sub_command_names_its_help(

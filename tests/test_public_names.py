@@ -9,6 +9,8 @@ import vitpe_deploy
 
 def test_public_names() -> None:
     expected = {
+        "BenchReport",
+        "benchmark",
         "ExportReport",
         "LoadedArtifact",
         "Resolution",

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitpe_deploy.api import export, verify
+    from vitpe_deploy.bench.documents import BenchReport
+    from vitpe_deploy.bench.entry import benchmark
     from vitpe_deploy.deploy import LoadedArtifact, load
     from vitpe_deploy.errors import VitpeError
     from vitpe_deploy.request import Resolution
@@ -23,18 +25,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BenchReport",
     "ExportReport",
     "LoadedArtifact",
     "Resolution",
     "VerifyReport",
     "VitpeError",
     "__version__",
+    "benchmark",
     "export",
     "load",
     "verify",
 ]
 
 _HOMES = {
+    "BenchReport": "bench.documents",
+    "benchmark": "bench.entry",
     "ExportReport": "results",
     "Resolution": "request",
     "VerifyReport": "results",

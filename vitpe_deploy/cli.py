@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitpe_deploy import cli_options as o
+from vitpe_deploy.cli_bench import bench_command
 from vitpe_deploy.cli_boundary import Outcome, run_app, stdout_for_results
 from vitpe_deploy.cli_plot import plot_command
 from vitpe_deploy.cli_run import run_command
@@ -230,6 +231,7 @@ def _app(*commands: str) -> typer.Typer:
         "verify": verify,
         "plot": plot_command,
         "run": run_command,
+        "bench": bench_command,
     }
     for name in commands:
         app.command(name, epilog=o.EXIT_CODES)(known[name])
@@ -243,13 +245,15 @@ def _vitpe(
     """Vision Transformers with any positional encoding, at any size, to ONNX and OpenVINO."""
     del version
     if context.invoked_subcommand is None:
-        raise UsageError("no command was given", hint="Choose from: export, verify, plot, run.")
+        raise UsageError(
+            "no command was given", hint="Choose from: export, verify, bench, plot, run."
+        )
     return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``vitpe``. Gives the exit code."""
-    app = _app("export", "verify", "plot", "run")
+    app = _app("export", "verify", "bench", "plot", "run")
     app.callback(invoke_without_command=True)(_vitpe)
     return run_app(app, "vitpe", argv)
 
@@ -262,6 +266,11 @@ def export_main(argv: Sequence[str] | None = None) -> int:
 def verify_main(argv: Sequence[str] | None = None) -> int:
     """``vitpe-verify``. Gives the exit code."""
     return run_app(_app("verify"), "vitpe-verify", argv)
+
+
+def bench_main(argv: Sequence[str] | None = None) -> int:
+    """``vitpe-bench``. Gives the exit code."""
+    return run_app(_app("bench"), "vitpe-bench", argv)
 
 
 def plot_main(argv: Sequence[str] | None = None) -> int:
