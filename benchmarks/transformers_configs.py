@@ -148,9 +148,6 @@ SMALL: Mapping[str, Small] = {
     "vitpose_backbone": Small(
         "VitPoseBackbone", {**_PLAIN, "image_size": [96, 64], "patch_size": [16, 16]}
     ),
-    "dinov3_convnext": Small(
-        "DINOv3ConvNextModel", {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
-    ),
     "depth_anything": Small("DepthAnythingForDepthEstimation", {
         "reassemble_hidden_size": 32, "patch_size": 14, "neck_hidden_sizes": [8, 16, 24, 32],
         "fusion_hidden_size": 16, "head_hidden_size": 8,
