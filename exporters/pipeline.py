@@ -22,6 +22,7 @@ from exporters.passes import run_passes
 from exporters.passes.base import PassContext
 from exporters.plan import Plan, PlannedGraph, make_plan
 from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, prove, verdict_of
+from exporters.retarget import retarget
 from exporters.trace import TracedGraph, trace
 from vitpe_deploy import __version__
 from vitpe_deploy.files import StagedFiles, refuse_existing, sha256_of, total_size
@@ -39,6 +40,7 @@ from vitpe_deploy.results import (
     Refusal,
     Steps,
 )
+from vitpe_deploy.sources.onnx_graph import LoadedGraph
 
 if TYPE_CHECKING:
     from vitpe_deploy.sources.base import LoadedModel, Source
@@ -123,6 +125,7 @@ class _Export:
             encoding=self.facts.encoding,
             resample_rule=rule,
             weights=loaded.weights,
+            reference=loaded.reference,
             artifacts=tuple(artifacts),
             parity=tuple(parity),
             layers=tuple(layers),
@@ -158,9 +161,14 @@ class _Export:
     def _trace(self, loaded: LoadedModel, graph: PlannedGraph) -> TracedGraph:
         self.progress.begin(3, TOTAL_STEPS, "Trace")
         request = self.request
+        before = self.clock.last("trace")
+        if isinstance(loaded, LoadedGraph):
+            with self.clock.step("trace"):
+                traced = retarget(loaded, graph, request)
+            self.progress.end(f"{len(traced.model.graph)} nodes", self.clock.last("trace") - before)
+            return traced
         with self.clock.step("fit"):
             module = loaded.explicit(graph.size)
-        before = self.clock.last("trace")
         with self.clock.step("trace"):
             traced = trace(
                 loaded,
@@ -309,6 +317,7 @@ class _Export:
             source=None if self.source.anonymous else SourceRecord.from_request(request.model),
             weights=loaded.weights,
             weights_sha256=self._weights_sha256.result(),
+            reference=loaded.reference,
             encoding=facts.encoding,
             encoding_params=dict(facts.encoding_params),
             resample_rule=rule,
@@ -323,7 +332,7 @@ class _Export:
             batch=None if request.dynamic.batch else request.batch,
             precision=request.precision.value,
             target=target.value,
-            opset=request.opset,
+            opset=chosen.model.opset_imports.get("", request.opset),
             inputs=tuple(_tensor_record(v) for v in chosen.model.graph.inputs),
             outputs=tuple(_tensor_record(v) for v in chosen.model.graph.outputs),
             layer_values=chosen.layer_values,
@@ -364,7 +373,7 @@ class _Export:
             resolution=manifest.resolution,
             dynamic=self.request.dynamic.value,
             target=staged.target.value,
-            opset=self.request.opset,
+            opset=manifest.opset,
             size_bytes=manifest.size_bytes,
             sha256=staged.sha256,
             nodes=staged.nodes,

@@ -94,8 +94,6 @@ def prove(
     progress: Progress,
 ) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
     """Parity of every artifact in every engine that can run it."""
-    from vitpe_deploy.referee import Referee
-
     verify, facts = request.verify, loaded.facts
     results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
     cases = [
@@ -108,7 +106,7 @@ def prove(
         )
         for size, batch in graph.cases
     ]
-    referee = Referee(loaded, threads=request.threads, symbolic=request.dynamic.size)
+    referee = loaded.referee(threads=request.threads, symbolic=request.dynamic.size)
     expected = References(referee, plan.outputs, progress)
     for artifact, manifest in staged:
         rows: list[ParityRow] = []
@@ -143,14 +141,12 @@ class PassChecker:
     def __init__(
         self, request: ExportRequest, loaded: LoadedModel, plan: Plan, progress: Progress
     ) -> None:
-        from vitpe_deploy.referee import Referee
-
         self._request = request
         self._names = plan.outputs
         self._progress = progress
         size, batch = plan.graphs[0].cases[0]
         self._case = make_case(size, batch, layout=loaded.facts.input, seeds=1)
-        referee = Referee(loaded, threads=request.threads, symbolic=request.dynamic.size)
+        referee = loaded.referee(threads=request.threads, symbolic=request.dynamic.size)
         self._expected = References(referee, plan.outputs)
 
     def __call__(self, name: str, model: ir.Model) -> None:

@@ -28,11 +28,11 @@ def simplify(model: ir.Model) -> ir.Model:
     """
     import onnxsim
 
-    weights = _detach_weights(model.graph)
+    weights = detach_weights(model.graph)
     try:
         proto = ir.to_proto(model)
     finally:
-        _attach_weights(model.graph, weights)
+        attach_weights(model.graph, weights)
     noise = io.StringIO()
     try:
         with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
@@ -46,12 +46,12 @@ def simplify(model: ir.Model) -> ir.Model:
             hint="Export with --no-simplify.",
         ) from problem
     result = _without_inner_shapes(simplified)
-    _attach_weights(result.graph, weights)
+    attach_weights(result.graph, weights)
     _keep_declared_shapes(model.graph, result.graph)
     return result
 
 
-def _detach_weights(graph: ir.Graph) -> dict[str, ir.Value]:
+def detach_weights(graph: ir.Graph) -> dict[str, ir.Value]:
     """Large initializers become inputs. Gives them by name."""
     weights = {}
     for name, value in list(graph.initializers.items()):
@@ -63,7 +63,7 @@ def _detach_weights(graph: ir.Graph) -> dict[str, ir.Value]:
     return weights
 
 
-def _attach_weights(graph: ir.Graph, weights: dict[str, ir.Value]) -> None:
+def attach_weights(graph: ir.Graph, weights: dict[str, ir.Value]) -> None:
     """Inputs that stand for weights become initializers again."""
     for value in list(graph.inputs):
         name = value.name or ""

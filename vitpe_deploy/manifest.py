@@ -76,6 +76,8 @@ class Manifest(Value):
     Attributes:
         files: names of the files of the artifact, the main one first; all in one folder.
         source: how to build the PyTorch model again; null for a module passed in from Python.
+        reference: what parity compared with: PyTorch, or what stands in for it where the source
+            is a file.
         resolution: null when height and width are symbolic.
         verified_resolutions: every size with a parity row.
         labels: names of the classes in the order of the logits; empty when not known.
@@ -97,6 +99,7 @@ class Manifest(Value):
     source: SourceRecord | None
     weights: str
     weights_sha256: str
+    reference: str = "pytorch"
     encoding: str | None
     encoding_params: dict[str, Any]
     resample_rule: str | None

@@ -126,6 +126,7 @@ class ExportReport(Value):
     encoding: str | None
     resample_rule: str | None
     weights: str
+    reference: str = "pytorch"
     artifacts: tuple[ArtifactRecord, ...]
     parity: tuple[ParityRow, ...]
     layers: tuple[LayerVerdict, ...] = ()

@@ -67,9 +67,8 @@ def run_verify(
     if sha256_of(path) != manifest.sha256:
         shown.note(f"warning: {path.name} is not the file its manifest was written for (sha256)")
     loaded = _load(manifest, against, shown)
-    from vitpe_deploy.referee import Referee
-
-    referee = Referee(loaded, threads=options.threads, symbolic=Dynamic(manifest.dynamic).size)
+    symbolic = Dynamic(manifest.dynamic).size
+    referee = loaded.referee(threads=options.threads, symbolic=symbolic)
     names = tuple(o.name for o in manifest.outputs)
     cases = _cases(manifest, options)
     known: dict[int, list[Outputs]] = {}
@@ -146,9 +145,8 @@ def pack(
     shown = progress or Silent()
     manifest = read_manifest(path)
     loaded = _load(manifest, against, shown)
-    from vitpe_deploy.referee import Referee
-
-    referee = Referee(loaded, threads=options.threads, symbolic=Dynamic(manifest.dynamic).size)
+    symbolic = Dynamic(manifest.dynamic).size
+    referee = loaded.referee(threads=options.threads, symbolic=symbolic)
     names = tuple(o.name for o in manifest.outputs)
     pairs = []
     for case in _cases(manifest, options):

@@ -11,12 +11,19 @@ import onnx_ir as ir
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import GraphPass, PassContext, PassOutcome
 from exporters.passes.fold_constants import FoldConstants
+from exporters.passes.resize import UnfoldResize
 from exporters.passes.tidy import Tidy
 from exporters.passes.unread_tokens import UnreadTokens
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import closest
 
-PASSES: tuple[type[GraphPass], ...] = (SpellAttention, UnreadTokens, FoldConstants, Tidy)
+PASSES: tuple[type[GraphPass], ...] = (
+    SpellAttention,
+    UnreadTokens,
+    UnfoldResize,
+    FoldConstants,
+    Tidy,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,10 +156,10 @@ def axis_matrix(n_in: int, n_out: int, rule: ResampleRule) -> npt.NDArray[np.flo
         weights = _cubic(np.maximum(2 - x, 0), q, _cubic_a(rule))
     if rule.antialias:
         return np.asarray(weights / weights.sum(axis=1, keepdims=True))
-    return np.asarray(weights @ _edge_matrix(n_in))
+    return np.asarray(weights @ edge_matrix(n_in))
 
 
-def _edge_matrix(n_in: int) -> npt.NDArray[np.float64]:
+def edge_matrix(n_in: int) -> npt.NDArray[np.float64]:
     """0/1 matrix [n_in + 4, n_in] that repeats the edge: padded = E @ table."""
     edge = np.clip(np.arange(-_REACH, n_in + _REACH), 0, n_in - 1)
     return np.eye(n_in)[edge]
@@ -210,7 +210,7 @@ def _axis_matrix_in_graph(
     weights = q if rule.interpolation == "bilinear" else _cubic(F.relu(2 - x), q, _cubic_a(rule))
     if rule.antialias:
         return weights / weights.sum(dim=1, keepdim=True)
-    return weights @ torch.from_numpy(_edge_matrix(n_in)).float()
+    return weights @ torch.from_numpy(edge_matrix(n_in)).float()
 
 
 def resample_grid(table: Tensor, size: tuple[int, int], rule: ResampleRule) -> Tensor:

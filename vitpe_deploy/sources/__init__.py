@@ -24,7 +24,9 @@ def open_source(request: ModelRequest) -> Source:
         UsageError: unknown prefix.
     """
     prefix, colon, _ = request.model.partition(":")
-    if not colon:
+    if request.model.endswith(".onnx"):
+        module = "onnx_graph"
+    elif not colon:
         module = "reference"
     elif prefix in PREFIXES:
         module = PREFIXES[prefix]
