@@ -136,7 +136,7 @@ def _source(module: nn.Module, size: tuple[int, int] | None = (64, 64)) -> Modul
 def test_facts_of_a_module() -> None:
     facts = _source(TinyViT().eval()).facts()
     assert (facts.name, facts.spec, facts.depth) == ("tinyvit", "TinyViT", 3)
-    assert (facts.native, facts.grid_divisor) == (None, (16, 16))
+    assert (facts.native, facts.grid_divisor) == (Resolution(64, 64), (16, 16))
     assert facts.outputs == facts.default_outputs == ("tokens", "pooled")
     loaded = _source(TinyViT().eval()).load()
     assert loaded.block_paths() == ("layers.0", "layers.1", "layers.2")
@@ -159,8 +159,6 @@ def test_the_module_is_left_alone() -> None:
 def test_refusals() -> None:
     with pytest.raises(UsageError, match="is in training mode"):
         _source(TinyViT())
-    with pytest.raises(UsageError, match="does not say its native size"):
-        _source(TinyViT().eval(), None)
     with pytest.raises(UnsupportedError, match="Linear has no patch embedding"):
         _source(nn.Linear(2, 2).eval()).facts()
     strict = _timm_vit(96)

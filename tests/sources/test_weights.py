@@ -13,7 +13,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitpe_deploy.errors import SourceError
-from vitpe_deploy.sources.weights import StateDict, load_into, read_state_dict
+from vitpe_deploy.sources.weights import (
+    StateDict,
+    class_count,
+    load_checkpoint,
+    load_into,
+    read_state_dict,
+)
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([7.0, 8.0])}
 
@@ -148,3 +154,78 @@ def test_what_does_not_fit_is_listed() -> None:
         load_into(net, many, Path("w.pt"))
     with pytest.raises(SourceError, match=r"missing a\.weight; missing a\.bias"):
         load_into(net, StateDict({}, ()), Path("w.pt"))
+
+
+@pytest.mark.parametrize("key", ["student", "model_state_dict", "ema_state_dict"])
+def test_more_wrappers(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "w.pt"
+    torch.save({"epoch": 3, key: TENSORS}, path)
+    state = read_state_dict(path)
+    assert state.unwrapped == (key,)
+    assert _same(state.tensors)
+
+
+def test_an_average_comes_before_the_last_step_and_a_teacher_before_its_student(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "w.pt"
+    zeros = {k: torch.zeros_like(v) for k, v in TENSORS.items()}
+    for first, second in (("model_ema", "model"), ("teacher", "student")):
+        torch.save({second: zeros, first: TENSORS}, path)
+        assert _same(read_state_dict(path).tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_reported(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "w.pt"
+    torch.save({"model": {k: v.to(dtype) for k, v in TENSORS.items()}}, path)
+    net = _Net()
+    origin = load_checkpoint(net, path)
+    name = str(dtype).removeprefix("torch.")
+    assert origin == f"from w.pt, unwrapped model, {name} read as float32"
+    assert all(torch.equal(v, TENSORS[k].to(dtype).float()) for k, v in net.state_dict().items())
+
+
+def test_lora_that_was_not_merged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    base = {f"base_model.model.{k}".replace("a.w", "a.base_layer.w"): v for k, v in TENSORS.items()}
+    lora = {
+        "base_model.model.a.lora_A.default.weight": torch.zeros(2, 3),
+        "base_model.model.a.lora_B.default.weight": torch.zeros(2, 2),
+    }
+    torch.save({**base, **lora}, path)
+    with pytest.raises(SourceError, match="2 LoRA tensors that were not merged") as refused:
+        read_state_dict(path)
+    assert "merge_and_unload" in refused.value.hint
+
+
+def test_names_that_peft_leaves_in_a_merged_model(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    first = next(iter(TENSORS))
+    owner, _, leaf = first.rpartition(".")
+    named = {}
+    for key, value in TENSORS.items():
+        module, _, last = key.rpartition(".")
+        named[f"base_model.model.{module}.base_layer.{last}"] = value
+    torch.save(named, path)
+    net = _Net()
+    assert load_checkpoint(net, path) == "from w.pt, unwrapped base_layer, base_model.model."
+    assert _same(net.state_dict())
+    named = {f"base_model.model.{k}": v for k, v in TENSORS.items() if k != first}
+    head = f"base_model.model.{owner}"
+    named[f"{head}.original_module.{leaf}"] = torch.zeros_like(TENSORS[first])
+    named[f"{head}.modules_to_save.default.{leaf}"] = TENSORS[first]
+    torch.save(named, path)
+    net = _Net()
+    assert load_checkpoint(net, path) == "from w.pt, unwrapped modules_to_save, base_model.model."
+    assert _same(net.state_dict())
+
+
+def test_the_head_of_the_file_says_how_many_classes() -> None:
+    net = _Net()
+    last = [n for n, m in net.named_modules() if isinstance(m, nn.Linear)][-1]
+    columns = net.get_submodule(last).weight.shape[1]
+    given = {**TENSORS, f"{last}.weight": torch.zeros(7, columns)}
+    assert class_count({f"module.{k}": v for k, v in given.items()}, net) == 7
+    assert class_count(TENSORS, net) is None
+    assert class_count({}, net) is None

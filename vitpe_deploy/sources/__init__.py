@@ -13,7 +13,12 @@ from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import ModelRequest, closest
 from vitpe_deploy.sources.base import Source
 
-PREFIXES: Mapping[str, str] = {"hf": "transformers", "timm": "timm"}
+PREFIXES: Mapping[str, str] = {
+    "hf": "transformers",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "py": "python",
+}
 """Prefix of the MODEL string -> file of the source."""
 
 

@@ -58,6 +58,11 @@ def detached(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo).eval()
 
 
+def with_own_memory(module: nn.Module) -> nn.Module:
+    """A copy that shares nothing, into which weights may be loaded."""
+    return copy.deepcopy(module).eval()
+
+
 @contextmanager
 def without_data() -> Iterator[None]:
     """Inside, a forward computes shapes only, whatever tensors the module keeps and where."""

@@ -23,6 +23,7 @@ from vitpe_deploy.sources.observe import TableResample
 from vitpe_deploy.sources.offset_tables import find_offset_method, write_offset_in_graph
 from vitpe_deploy.sources.tables import Resample, fitted, install, write_in_graph
 from vitpe_deploy.sources.timm_traceable import make_traceable
+from vitpe_deploy.sources.torchvision_windows import make_torchvision_traceable
 from vitpe_deploy.sources.watched import WatchedModel
 from vitpe_deploy.sources.weights import load_checkpoint
 
@@ -42,7 +43,9 @@ def open_module(module: nn.Module, request: ModelRequest, size: Resolution | Non
         from vitpe_deploy.sources.transformers import TransformersModuleSource
         from vitpe_deploy.sources.transformers_family import kind_of
 
-        kind = kind_of(str(getattr(module.config, "model_type", None)))
+        config: Any = module.config
+        values = config.to_dict() if hasattr(config, "to_dict") else {}
+        kind = kind_of(str(getattr(config, "model_type", None)), values)
         if kind.takes_module(module):
             return TransformersModuleSource(module, request)
     return ModuleSource(module, request, size)
@@ -55,9 +58,7 @@ class ModuleSource(Source):
 
     def __init__(self, module: nn.Module, request: ModelRequest, size: Resolution | None) -> None:
         super().__init__(request)
-        self.refuse_unused(
-            pe=request.encoding, tower=request.tower, max_length=request.max_length
-        )
+        self.refuse_unused(pe=request.encoding, tower=request.tower, max_length=request.max_length)
         if module.training:
             raise UsageError(
                 f"{type(module).__name__} is in training mode", hint="Call module.eval() first."
@@ -152,6 +153,7 @@ class PlainModel(WatchedModel):
     def explicit(self, size: Resolution | None) -> nn.Module:
         """A copy with tables as constants, or computed from height and width."""
         network = make_traceable(super().fresh(), symbolic=size is None)
+        make_torchvision_traceable(network)
         if size is not None:
             return self._fitted(network, size, resample_grid)
         if self._sizes.tables:
@@ -173,9 +175,7 @@ class PlainModel(WatchedModel):
         native = self.facts.native or Resolution(*(16 * d for d in rule.divisor))
         return self._observed(size or rule.nearby(native)[2], symbolic=size is None)
 
-    def _fitted(
-        self, network: nn.Module, size: Resolution | None, resample: Resample
-    ) -> nn.Module:
+    def _fitted(self, network: nn.Module, size: Resolution | None, resample: Resample) -> nn.Module:
         tables = self._sizes.tables
         if size is not None and tables:
             grid = self.facts.grid(size)
