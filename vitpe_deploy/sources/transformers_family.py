@@ -137,11 +137,11 @@ def kind_of(model_type: str, config: Mapping[str, Any] | None = None) -> Kind:
 
 
 def _described(model_type: str, config: Mapping[str, Any]) -> str:
-    """The file of the kind whose settings a config has: two towers, clips, words, or pictures."""
+    """The file of the kind whose settings a config has: two towers, words, or pictures."""
     if model_type in FAMILIES:
         return "transformers_pictures"
     if "vision_config" in config and "text_config" in config:
         return "transformers_towers"
     if "image_size" in config or "patch_size" in config:
-        return "transformers_video" if "num_frames" in config else "transformers_pictures"
+        return "transformers_pictures"
     return "transformers_text" if "vocab_size" in config else "transformers_pictures"
