@@ -1,13 +1,13 @@
 """OpenVINO IR from an ONNX file of ours.
 
-Weights stay in fp32 (FP16 is OpenVINO's default), inputs and outputs keep their ONNX names, and
-operations are named by their place: the converter's own names carry process-wide counters, so that
-two conversions of one file would differ.
+Weights stay in fp32 unless asked for in fp16 (which is OpenVINO's default), inputs and outputs
+keep their ONNX names, and operations are named by their place: the converter's own names carry
+process-wide counters, so that two conversions of one file would differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,21 @@ from vitpe_deploy.runtimes.openvino import import_openvino
 
 
 def convert(
-    onnx_path: Path, xml_path: Path, metadata: Mapping[str, str]
+    onnx_path: Path,
+    xml_path: Path,
+    metadata: Mapping[str, str],
+    *,
+    change: Callable[[Any, Callable[[], Any]], Any] | None = None,
+    half_weights: bool = False,
 ) -> tuple[tuple[Path, Path], int]:
     """Write ``xml_path`` and its ``.bin``. Gives both, and the number of operations.
+
+    Args:
+        onnx_path: the graph.
+        xml_path: where it goes.
+        metadata: written under ``framework``, as OpenVINO keeps that of ONNX.
+        change: makes another model of the one read, with a function that reads a fresh one.
+        half_weights: weights in float16; what computes with them is the plugin's choice.
 
     Raises:
         ExportFailedError: OpenVINO cannot read the graph.
@@ -29,10 +41,12 @@ def convert(
     except RuntimeError as problem:
         lines = [line for line in str(problem).splitlines() if line.strip()]
         raise ExportFailedError(f"OpenVINO cannot read the graph: {lines[-1][:200]}") from problem
+    if change is not None:
+        model = change(model, lambda: openvino.Core().read_model(str(onnx_path)))
     _name_by_place(model)
     for key, value in sorted(metadata.items()):
         model.set_rt_info(value, ["framework", key])
-    openvino.save_model(model, str(xml_path), compress_to_fp16=False)
+    openvino.save_model(model, str(xml_path), compress_to_fp16=half_weights)
     return (xml_path, xml_path.with_suffix(".bin")), len(model.get_ops())
 
 

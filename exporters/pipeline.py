@@ -22,6 +22,7 @@ from exporters.passes import run_passes
 from exporters.passes.base import PassContext
 from exporters.plan import Plan, PlannedGraph, make_plan
 from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, prove, verdict_of
+from exporters.quantize.staging import IrChange, Precise
 from exporters.retarget import retarget
 from exporters.trace import TracedGraph, trace
 from vitpe_deploy import __version__
@@ -30,9 +31,10 @@ from vitpe_deploy.limits import KEY as LIMITS_KEY
 from vitpe_deploy.limits import limits_to_text
 from vitpe_deploy.manifest import Manifest, SourceRecord, TensorRecord, manifest_path
 from vitpe_deploy.progress import Progress, Silent
-from vitpe_deploy.request import ExportRequest, Format, Target
+from vitpe_deploy.request import ExportRequest, Format, Precision, Target
 from vitpe_deploy.results import (
     ArtifactRecord,
+    CandidateRecord,
     ExportReport,
     LayerVerdict,
     ParityRow,
@@ -98,6 +100,7 @@ class _Export:
         parity: list[ParityRow] = []
         layers: list[LayerVerdict] = []
         passes: list[PassRecord] = []
+        candidates: list[CandidateRecord] = []
         rule: str | None = None
         for graph in self.plan.graphs:
             with StagedFiles(self.request.output_dir) as staging:
@@ -117,6 +120,7 @@ class _Export:
                     parity += rows
                     layers += verdicts
                     passes += _pass_records(staged)
+                    candidates += manifest.candidates
                     artifacts.append(self._record(staged, final))
                 self._commit(staging, artifacts[-len(manifests) :])
         verdict = verdict_of(parity, layers)
@@ -130,6 +134,7 @@ class _Export:
             parity=tuple(parity),
             layers=tuple(layers),
             passes=tuple(passes),
+            candidates=tuple(candidates),
             steps_s=Steps(**{k: round(v, 4) for k, v in self.clock.seconds.items()}),
             verdict=verdict,
         )
@@ -138,6 +143,7 @@ class _Export:
         self.progress.begin(1, TOTAL_STEPS, "Load model")
         with self.clock.step("load"):
             loaded = self.source.load()
+            loaded.require_finite()
             self.facts = loaded.facts
             self.plan = make_plan(self.request, self.facts)
             # Hashed while the tracer keeps the other cores idle.
@@ -244,6 +250,10 @@ class _Export:
         target = _target_of(kind, self.request)
         chosen = spelled[target]
         name = graph.file_name(kind, self.request.target)
+        precise = Precise(self.request, self.plan.outputs, name)
+        if kind is Format.ONNX:
+            with self.clock.step("quantize"):
+                chosen = precise.onnx(chosen, graph, loaded)
         with self.clock.step("write"):
             manifest = self._manifest(kind, target, graph, loaded, chosen, rule)
             props = manifest.metadata_props()
@@ -263,12 +273,15 @@ class _Export:
                     len(chosen.model.graph),
                 )
             else:
-                staged = self._stage_ir(target, name, chosen, props, staging)
+                staged = self._stage_ir(
+                    target, name, chosen, props, staging, precise.ir_change(graph, loaded)
+                )
             manifest = manifest.model_copy(
                 update={
                     "files": tuple(p.name for p in staged.files),
                     "sha256": staged.sha256,
                     "size_bytes": total_size(staged.files),
+                    **precise.manifest_fields(),
                 }
             )
         return staged, manifest
@@ -280,6 +293,7 @@ class _Export:
         chosen: SpelledGraph,
         props: dict[str, str],
         staging: StagedFiles,
+        change: IrChange | None,
     ) -> StagedArtifact:
         from exporters.openvino_ir import convert
 
@@ -287,7 +301,8 @@ class _Export:
         onnx_path = xml.with_suffix(".onnx.tmp")
         written = write_onnx(chosen.model, onnx_path, {})
         try:
-            files, operations = convert(onnx_path, xml, props)
+            half = self.request.precision is Precision.FP16
+            files, operations = convert(onnx_path, xml, props, change=change, half_weights=half)
         finally:
             for path in written.paths:
                 path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exporters.quantize.rules import check_precision
 from vitpe_deploy.errors import UnsupportedError, UsageError
 from vitpe_deploy.limits import AxisLimit
 from vitpe_deploy.request import (
@@ -16,7 +17,6 @@ from vitpe_deploy.request import (
     Dynamic,
     ExportRequest,
     Format,
-    Precision,
     Resolution,
     Target,
 )
@@ -88,6 +88,7 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
     """
     symbolic_size = facts.input.has_symbolic_size(request.dynamic)
     _check_flags(request, symbolic_size=symbolic_size)
+    check_precision(request, facts.input)
     limits = _limits(request, facts) if symbolic_size else ()
     sizes = _sizes(request, facts)
     outputs = facts.check_outputs(request.outputs)
@@ -107,11 +108,6 @@ def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
             hint=f"The lowest that works is --opset {low}."
             if request.opset < low
             else f"The highest that is verified is --opset {high}.",
-        )
-    if request.precision is not Precision.FP32:
-        raise UnsupportedError(
-            f"--precision {request.precision} is not supported by this version",
-            hint="Use fp32.",
         )
     if request.dynamic.batch and request.batch != 1:
         raise UsageError(

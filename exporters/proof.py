@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from exporters.onnx_file import write_onnx
@@ -18,12 +19,15 @@ from exporters.trace import ATTENTION_DOMAIN
 from vitpe_deploy.errors import ArtifactError
 from vitpe_deploy.manifest import Manifest
 from vitpe_deploy.parity import (
+    NOT_FINITE,
     Outputs,
     ParityCase,
     Reference,
+    agreement_cases,
     check,
     check_layers,
     make_case,
+    row_words,
 )
 from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.progress import Progress, Silent
@@ -108,13 +112,31 @@ def prove(
     ]
     referee = loaded.referee(threads=request.threads, symbolic=request.dynamic.size)
     expected = References(referee, plan.outputs, progress)
+    floor = request.min_agreement if request.precision.by_agreement else None
+    if floor is not None:
+        cases = agreement_cases(
+            cases,
+            request.calibration,
+            layout=facts.input,
+            preprocess=facts.preprocess,
+            images=verify.images,
+        )
     for artifact, manifest in staged:
         rows: list[ParityRow] = []
         verdicts: list[LayerVerdict] = []
         for runtime in engines_for(artifact.kind, verify.runtimes):
             target = ParityTarget(artifact.path, runtime, verify.device, request.threads)
             label = str(request.output_dir / artifact.path.name)
-            found = check(target, cases, expected, plan.outputs, verify.tolerance, artifact=label)
+            found = check(
+                target,
+                cases,
+                expected,
+                plan.outputs,
+                verify.tolerance,
+                artifact=label,
+                min_agreement=floor,
+            )
+            found = name_first_block(found, cases, referee, manifest.layer_values)
             rows += found
             _report_rows(progress, runtime, artifact, found)
             if verify.layers:
@@ -133,6 +155,34 @@ def prove(
                 _report_layers(progress, verdict, _engine_label(runtime, artifact))
         results.append((rows, verdicts))
     return results
+
+
+def name_first_block(
+    rows: Sequence[ParityRow],
+    cases: Sequence[ParityCase],
+    referee: Reference,
+    blocks: Sequence[str],
+) -> tuple[ParityRow, ...]:
+    """Where PyTorch's own output is not a number, say in which block that begins."""
+    first: dict[tuple[int, int, int], str] = {}
+    named = []
+    for row in rows:
+        if row.problem == NOT_FINITE and blocks and row.resolution is not None:
+            key = (*row.resolution, row.batch)
+            if key not in first:
+                case = next(c for c in cases if (c.size.height, c.size.width, c.batch) == key)
+                first[key] = _first_not_finite(referee, case, blocks)
+            row = row.model_copy(update={"problem": f"{row.problem}, {first[key]}"})
+        named.append(row)
+    return tuple(named)
+
+
+def _first_not_finite(referee: Reference, case: ParityCase, blocks: Sequence[str]) -> str:
+    for outputs in referee.outputs(case.size, case.inputs, blocks):
+        bad = next((name for name in blocks if not np.isfinite(outputs[name]).all()), None)
+        if bad is not None:
+            return f"from {bad} on"
+    return "behind the last block"
 
 
 class PassChecker:
@@ -213,6 +263,14 @@ def _report_rows(
     over = f"  {sizes} sizes" if sizes > 1 else ""
     good = all(r.passed for r in rows)
     limit = rows[0].limit if rows else 0.0
+    if rows and rows[0].criterion != "max_rel":
+        worst = min(rows, key=lambda r: (r.passed, r.cosine or 0.0))
+        progress.line(
+            worst.problem or f"{row_words(worst)}{over}",
+            label=_engine_label(runtime, artifact),
+            good=good,
+        )
+        return
     label = _engine_label(runtime, artifact)
     found = f"max rel {_worst(rows)} (limit {limit:.0e}){top1}{over}"
     progress.line(found, label=label, good=good)

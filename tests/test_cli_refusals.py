@@ -165,7 +165,7 @@ def test_a_missing_value(capsys: pytest.CaptureFixture[str]) -> None:
         ("--dynamic length", "--dynamic length is for text towers"),
         ("--opset 12", "--opset 12 is not possible"),
         ("--opset 24", "--opset 24 is not possible"),
-        ("--precision int8", "--precision int8 is not supported"),
+        ("--precision int8", "--precision int8 needs calibration data"),
         ("--seed=-1", "--seed must be from 0 to"),
         ("--rtol=-1", "--rtol must be a number of at least 0"),
         ("--rtol nan", "--rtol must be a number of at least 0"),

@@ -22,11 +22,13 @@ from vitpe_deploy.build_request import (
 )
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError
 from vitpe_deploy.request import ExportRequest, ModelRequest, Resolution, closest
+from vitpe_deploy.towers import merged, split
 
 if TYPE_CHECKING:
     from torch import nn
 
     from exporters.plan import Plan
+    from vitpe_deploy.inspection.report import InspectReport
     from vitpe_deploy.progress import Progress
     from vitpe_deploy.results import ExportReport, VerifyReport
     from vitpe_deploy.sources.base import Source
@@ -50,10 +52,15 @@ def export(
     antialias: bool | None = None,
     align_corners: bool | None = None,
     max_length: int | None = None,
+    tower: str | None = None,
+    pos_embed: str | None = None,
     outputs: Sequence[str] = (),
     target: str = "ort",
     formats: Sequence[str] = ("onnx",),
     precision: str = "fp32",
+    calibration: str | Path | None = None,
+    min_agreement: float = 0.99,
+    int8_method: str = "auto",
     opset: int = 20,
     simplify: bool = True,
     skip_passes: Sequence[str] = (),
@@ -79,17 +86,22 @@ def export(
         size_range: bounds in pixels of a dynamic file: low, high, step.
         batch: batch of a file whose batch is not symbolic.
         encoding: positional encoding of a reference model.
-        weights: safetensors or state dict for a reference model.
+        weights: safetensors or state dict of the model's training size.
         model_kwargs: options of the model's constructor.
         seed: seed of random weights.
         interpolation: bicubic or bilinear in place of the source's own rule.
         antialias: in place of the source's own rule.
         align_corners: in place of the source's own rule.
         max_length: longest text of a text tower; learned positions are cut or stretched to it.
+        pos_embed: path of the parameter that holds the positions, where inspection is not sure.
+        tower: vision, text or both, of a model that has two; both are two files in one report.
         outputs: logits, pooled, cls, tokens, feature-map, block:k; the model's own when empty.
         target: whose kernels the graph is spelled for: ort, openvino, portable.
         formats: onnx, openvino.
-        precision: number format.
+        precision: fp32, fp16, int8, int8-weights.
+        calibration: folder of pictures, ``.npz`` of inputs, or ``random``; int8 needs one.
+        min_agreement: agreement with fp32 below which int8 fails: top-1, or cosine.
+        int8_method: one way of making int8 in place of the best of several.
         opset: ONNX operator set.
         simplify: whether onnxsim runs after the passes.
         skip_passes: names of passes to leave out.
@@ -126,10 +138,15 @@ def export(
         antialias=antialias,
         align_corners=align_corners,
         max_length=max_length,
+        tower=tower,
+        pos_embed=pos_embed,
         outputs=outputs,
         target=target,
         formats=formats,
         precision=precision,
+        calibration=calibration,
+        min_agreement=min_agreement,
+        int8_method=int8_method,
         opset=opset,
         simplify=simplify,
         skip_passes=skip_passes,
@@ -153,9 +170,10 @@ def export_request(
     request: ExportRequest, *, module: nn.Module | None = None, progress: Progress | None = None
 ) -> ExportReport:
     """Export a complete request. ``module`` takes the place of the request's MODEL string."""
-    source = open_model(request, module)
-    plan_request(request, source)
-    return run_request(request, source, progress=progress)
+    exports = [(one, open_model(one, module)) for one in split(request)]
+    for one, source in exports:
+        plan_request(one, source)
+    return merged([run_request(one, source, progress=progress) for one, source in exports])
 
 
 def open_model(request: ExportRequest, module: nn.Module | None = None) -> Source:
@@ -286,6 +304,60 @@ def bundle(
     options = _verify_options(resolutions, None, "CPU", images, False, None, None, threads)
     source = _against(against, encoding, weights, model_kwargs, seed, options.resolutions)
     return pack(path, options, against=source, output_dir=folder, force=force, progress=progress)
+
+
+def inspect(
+    subject: Model | Path,
+    *,
+    encoding: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    trace: bool = False,
+    resolution: Size | None = None,
+    target: str = "ort",
+    progress: Progress | None = None,
+) -> InspectReport:
+    """Say what a model or a file is: positions, sizes, what fuses, who can run it.
+
+    Nothing of a file is executed, and of a model given by name no weights are needed.
+
+    Args:
+        subject: a MODEL string, an ``nn.Module``, or the path of an ``.onnx``, ``.xml`` or bundle.
+        encoding: positional encoding of a reference model.
+        model_kwargs: options of the model's constructor.
+        trace: also load and trace the model and report what each pass does; as slow as an export.
+        resolution: size to trace at; the native one for None.
+        target: whose kernels passes spell for.
+        progress: told what happens.
+
+    Raises:
+        VitpeError: see :mod:`vitpe_deploy.errors`.
+    """
+    from vitpe_deploy.inspection.files import inspect_file, is_file
+
+    if not trace and resolution is not None:
+        raise UsageError("--res is the size to trace at", hint="Add --trace, or leave it out.")
+    if isinstance(subject, Path) or (isinstance(subject, str) and is_file(subject)):
+        if encoding is not None or model_kwargs or trace:
+            raise UsageError(
+                "--pe, --model-kwarg and --trace are for models, this is a file",
+                hint="Leave them out.",
+            )
+        return inspect_file(Path(subject))
+    request = make_request(
+        name_of(subject), resolution, encoding=encoding, model_kwargs=model_kwargs, target=target
+    )
+    source = open_model(request, None if isinstance(subject, str) else subject)
+    source.facts()  # refuses what it refuses before torch is asked for
+    try:
+        from vitpe_deploy.inspection.models import inspect_source
+    except ImportError as problem:
+        raise MissingExtraError(problem.name or "torch", "export") from problem
+    passes = None
+    if trace:
+        require_exporters()
+        look = importlib.import_module("exporters.look").look_at_passes
+        passes = look(request, source, progress=progress)
+    return inspect_source(source, request.model.model, passes=passes)
 
 
 def require_exporters() -> Any:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import (
     DEFAULT_RTOL,
+    INT8_METHODS,
     Dynamic,
     ExportRequest,
     Format,
@@ -26,6 +27,7 @@ from vitpe_deploy.request import (
     choose,
     closest,
 )
+from vitpe_deploy.towers import check_tower
 
 Size: TypeAlias = "Resolution | int | str | tuple[int, int]"
 
@@ -50,10 +52,15 @@ def make_request(
     antialias: bool | None = None,
     align_corners: bool | None = None,
     max_length: int | None = None,
+    tower: str | None = None,
+    pos_embed: str | None = None,
     outputs: Sequence[str] = (),
     target: str = "ort",
     formats: Sequence[str] = ("onnx",),
     precision: str = "fp32",
+    calibration: str | Path | None = None,
+    min_agreement: float = 0.99,
+    int8_method: str = "auto",
     opset: int = 20,
     simplify: bool = True,
     skip_passes: Sequence[str] = (),
@@ -83,6 +90,8 @@ def make_request(
             kwargs=model_kwargs,
             seed=seed,
             max_length=max_length,
+            tower=tower,
+            pos_embed=pos_embed,
             resample=ResampleOverride(_interpolation(interpolation), antialias, align_corners),
         ),
         resolutions=_sizes(resolution),
@@ -93,6 +102,9 @@ def make_request(
         target=choose(Target, target, "--target"),
         formats=tuple(choose(Format, f, "--format") for f in dict.fromkeys(formats)),
         precision=chosen,
+        calibration=None if calibration is None else str(calibration),
+        min_agreement=_agreement(min_agreement),
+        int8_method=_int8_method(int8_method),
         opset=opset,
         simplify=simplify,
         skip_passes=tuple(skip_passes),
@@ -120,11 +132,13 @@ def model_request(
     seed: int = 0,
     resample: ResampleOverride = ResampleOverride(),
     max_length: int | None = None,
+    tower: str | None = None,
+    pos_embed: str | None = None,
 ) -> ModelRequest:
     """Which network, with which weights.
 
     Raises:
-        UsageError: a seed that torch does not take.
+        UsageError: a seed that torch does not take, or a tower that does not exist.
     """
     if not 0 <= seed <= _LARGEST_SEED:
         raise UsageError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
@@ -136,6 +150,8 @@ def model_request(
         seed=seed,
         resample=resample,
         max_length=max_length,
+        tower=check_tower(tower),
+        pos_embed=pos_embed,
     )
 
 
@@ -177,6 +193,22 @@ def _interpolation(value: str | None) -> str | None:
         raise UsageError(
             f"--interpolation {value!r} is not known",
             hint=f"{closest(value, KERNELS)}Choose from: {', '.join(KERNELS)}.",
+        )
+    return value
+
+
+def _agreement(value: float) -> float:
+    if not 0 < value <= 1:
+        raise UsageError(f"--min-agreement must be above 0 and at most 1, got {value}")
+    return value
+
+
+def _int8_method(value: str) -> str:
+    known = ("auto", *(m for methods in INT8_METHODS.values() for m in methods))
+    if value not in known:
+        raise UsageError(
+            f"--int8-method {value!r} is not known",
+            hint=f"{closest(value, known)}Choose from: {', '.join(known)}.",
         )
     return value
 

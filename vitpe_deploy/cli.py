@@ -1,8 +1,8 @@
 """The commands: flags in, the Python interface called, a report out.
 
-``vitpe`` has the commands as sub-commands; ``vitpe-export``, ``vitpe-verify``, ``vitpe-plot``
-and ``vitpe-run`` are the same functions under their own names. Nothing heavy is imported before
-it is needed, so that ``--help`` and refusals are instant.
+``vitpe`` has the commands as sub-commands; ``vitpe-export``, ``vitpe-verify``, ``vitpe-bench``,
+``vitpe-plot`` and ``vitpe-run`` are the same functions under their own names. Nothing heavy is
+imported before it is needed, so that ``--help`` and refusals are instant.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_bench import bench_command
 from vitpe_deploy.cli_boundary import Outcome, run_app, stdout_for_results
+from vitpe_deploy.cli_inspect import inspect_command
 from vitpe_deploy.cli_plot import plot_command
 from vitpe_deploy.cli_run import run_command
 from vitpe_deploy.console import Console
@@ -38,10 +39,15 @@ def export(
     antialias: o.Antialias = None,
     align_corners: o.AlignCorners = None,
     max_length: o.MaxLength = None,
+    pos_embed: o.PosEmbed = None,
     outputs: o.Outputs = None,
+    tower: o.Tower = None,
     target: o.TargetName = "ort",
     formats: o.Formats = ["onnx"],  # noqa: B006  typer reads the default, nothing changes it
     precision: o.PrecisionName = "fp32",
+    calibration: o.Calibration = None,
+    min_agreement: o.MinAgreement = 0.99,
+    int8_method: o.Int8Method = "auto",
     opset: o.Opset = 20,
     simplify: o.Simplify = True,
     skip_pass: o.SkipPass = None,
@@ -70,7 +76,7 @@ def export(
     """
     del version
     level = o.verbosity(verbose, quiet)
-    from vitpe_deploy import api
+    from vitpe_deploy import api, towers
     from vitpe_deploy.build_request import make_request
 
     request = make_request(
@@ -87,10 +93,15 @@ def export(
         antialias=antialias,
         align_corners=align_corners,
         max_length=max_length,
+        tower=tower,
+        pos_embed=pos_embed,
         outputs=o.words(outputs, "--outputs"),
         target=target,
         formats=o.words(formats, "--format"),
         precision=precision,
+        calibration=calibration,
+        min_agreement=min_agreement,
+        int8_method=int8_method,
         opset=opset,
         simplify=simplify,
         skip_passes=o.words(skip_pass, "--skip-pass"),
@@ -106,19 +117,26 @@ def export(
         force=force,
         threads=threads,
     )
-    source = api.open_model(request)
-    plan = api.plan_request(request, source)
+    # Two towers are two exports; both are planned before either is carried out.
+    exports = [(one, api.open_model(one)) for one in towers.split(request)]
+    plans = [api.plan_request(one, source) for one, source in exports]
     from vitpe_deploy import cli_summary as summary
 
-    facts = source.facts()
     with Console(level) as console, stdout_for_results():
-        console.note(summary.header(request, facts, plan))
+        reports, planned = [], []
+        for (one, source), plan in zip(exports, plans, strict=True):
+            facts = source.facts()
+            console.note(summary.header(one, facts, plan))
+            if dry_run:
+                planned.append(summary.plan_document(one, facts, plan))
+                continue
+            reports.append(api.run_request(one, source, progress=console))
+            _show_passes(console, reports[-1])
         if dry_run:
-            planned = summary.plan_document(request, facts, plan)
-            said = json.dumps(planned, indent=2) if as_json else summary.plan_summary(planned)
+            document = towers.merged_plans(planned)
+            said = json.dumps(document, indent=2) if as_json else summary.plan_summary(document)
             return Outcome(said)
-        report = api.run_request(request, source, progress=console)
-        _show_passes(console, report)
+        report = towers.merged(reports)
     text = report.model_dump_json(by_alias=True, indent=2)
     return Outcome(text if as_json else summary.export_summary(report), _exit_code(report))
 
@@ -229,6 +247,7 @@ def _app(*commands: str) -> typer.Typer:
     known: dict[str, Callable[..., Outcome]] = {
         "export": export,
         "verify": verify,
+        "inspect": inspect_command,
         "plot": plot_command,
         "run": run_command,
         "bench": bench_command,
@@ -246,14 +265,14 @@ def _vitpe(
     del version
     if context.invoked_subcommand is None:
         raise UsageError(
-            "no command was given", hint="Choose from: export, verify, bench, plot, run."
+            "no command was given", hint="Choose from: export, verify, bench, inspect, plot, run."
         )
     return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``vitpe``. Gives the exit code."""
-    app = _app("export", "verify", "bench", "plot", "run")
+    app = _app("export", "verify", "bench", "inspect", "plot", "run")
     app.callback(invoke_without_command=True)(_vitpe)
     return run_app(app, "vitpe", argv)
 
@@ -271,6 +290,11 @@ def verify_main(argv: Sequence[str] | None = None) -> int:
 def bench_main(argv: Sequence[str] | None = None) -> int:
     """``vitpe-bench``. Gives the exit code."""
     return run_app(_app("bench"), "vitpe-bench", argv)
+
+
+def inspect_main(argv: Sequence[str] | None = None) -> int:
+    """``vitpe-inspect``. Gives the exit code."""
+    return run_app(_app("inspect"), "vitpe-inspect", argv)
 
 
 def plot_main(argv: Sequence[str] | None = None) -> int:

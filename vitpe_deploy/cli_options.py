@@ -58,7 +58,7 @@ Weights: TypeAlias = Annotated[
         MODEL,
         "FILE",
         "--weights",
-        text="Safetensors or state dict of a reference model (default: random, by --seed).",
+        text="Safetensors or state dict of the training size (default: random, by --seed).",
     ),
 ]
 ModelKwarg: TypeAlias = Annotated[
@@ -175,6 +175,17 @@ AlignCorners: TypeAlias = Annotated[
     ),
 ]
 
+PosEmbed: TypeAlias = Annotated[
+    str | None,
+    _value(
+        POSITIONS,
+        "PATH",
+        "--pos-embed",
+        text="Parameter that holds the positions of a py: model, where inspection is not sure. "
+        "Example: --pos-embed encoder.pos_embed",
+    ),
+]
+
 # What comes out
 Outputs: TypeAlias = Annotated[
     list[str] | None,
@@ -184,6 +195,16 @@ Outputs: TypeAlias = Annotated[
         "--outputs",
         text="logits, pooled, cls, tokens, feature-map, block:K (default: the model's own). "
         "Example: --outputs cls,block:6",
+    ),
+]
+
+Tower: TypeAlias = Annotated[
+    str | None,
+    _value(
+        CONTENT,
+        "WHICH",
+        "--tower",
+        text="vision, text or both, of a model that has two (CLIP). Example: --tower text",
     ),
 ]
 
@@ -202,7 +223,42 @@ Formats: TypeAlias = Annotated[
     _value(HOW, "NAMES", "--format", text="onnx, openvino. Example: --format onnx,openvino"),
 ]
 PrecisionName: TypeAlias = Annotated[
-    str, _value(HOW, "NAME", "--precision", text="Number format of weights and compute: fp32.")
+    str,
+    _value(
+        HOW,
+        "NAME",
+        "--precision",
+        text="Number format: fp32, fp16, int8, int8-weights (float32 compute).",
+    ),
+]
+Calibration: TypeAlias = Annotated[
+    str | None,
+    _value(
+        HOW,
+        "DATA",
+        "--calibration",
+        text="For int8 (and fp16): a folder of pictures, an .npz whose arrays are named like the "
+        "inputs, or random. Example: --calibration photos/",
+    ),
+]
+MinAgreement: TypeAlias = Annotated[
+    float,
+    _value(
+        HOW,
+        "X",
+        "--min-agreement",
+        text="int8 below it fails: share of equal top-1 (logits, enough inputs), else cosine.",
+    ),
+]
+Int8Method: TypeAlias = Annotated[
+    str,
+    _value(
+        HOW,
+        "NAME",
+        "--int8-method",
+        text="auto measures and keeps the best; or dynamic, static (each also -reduced: 7-bit "
+        "weights), nncf, nncf-smooth-0.15, nncf-smooth-0.5.",
+    ),
 ]
 Opset: TypeAlias = Annotated[int, _value(HOW, "N", "--opset", text="ONNX operator set, 18 to 23.")]
 Simplify: TypeAlias = Annotated[

@@ -43,6 +43,13 @@ def export_summary(report: ExportReport) -> str:
         lines.append(
             f"{record.path}  {_megabytes(record.size_bytes)}  {_verdict(rows, bool(failed))}"
         )
+    for found in report.candidates:
+        agreement = found.problem or f"{found.criterion} {found.agreement:.4f}"
+        spent = "" if found.latency_ms is None else f"{found.latency_ms:.2f} ms  "
+        lines.append(
+            f"  {'*' if found.chosen else ' '} {found.method:<18} {spent}"
+            f"{_megabytes(found.size_bytes)}  {agreement}"
+        )
     lines.append(f"weights: {report.weights}")
     first = report.artifacts[0].path
     if report.verdict == "failed":
@@ -134,6 +141,12 @@ def _verdict(rows: Sequence[ParityRow], layers_failed: bool) -> str:
     engines = ", ".join(dict.fromkeys(r.runtime for r in rows))
     differences = [r.max_rel for r in rows if r.max_rel is not None]
     worst = f"max rel {max(differences):.1e}" if len(differences) == len(rows) else "not comparable"
+    if rows[0].criterion != "max_rel":
+        from vitpe_deploy.parity import row_words
+
+        shown = min(rows, key=lambda r: (r.passed, r.cosine or 0.0))
+        words = shown.problem or row_words(shown)
+        return f"{'passed' if good else 'FAILED'}  {words} in {engines}"
     return f"{'passed' if good else 'FAILED'}  {worst} (limit {rows[0].limit:.0e}) in {engines}"
 
 

@@ -18,7 +18,7 @@ from vitpe_deploy.files import finish_interrupted
 from vitpe_deploy.images import Preprocess
 from vitpe_deploy.inputs import InputLayout, layout_from_dict
 from vitpe_deploy.request import ModelRequest, ResampleOverride, Resolution
-from vitpe_deploy.results import LayerVerdict, ParityRow, Value, Verdict
+from vitpe_deploy.results import CandidateRecord, LayerVerdict, ParityRow, Value, Verdict
 
 SUFFIX = ".manifest.json"
 PREFIX = "vitpe."
@@ -43,6 +43,9 @@ class SourceRecord(Value):
     interpolation: str | None = None
     antialias: bool | None = None
     align_corners: bool | None = None
+    tower: str | None = None
+    max_length: int | None = None
+    pos_embed: str | None = None
 
     @classmethod
     def from_request(cls, request: ModelRequest) -> SourceRecord:
@@ -56,6 +59,9 @@ class SourceRecord(Value):
             interpolation=request.resample.interpolation,
             antialias=request.resample.antialias,
             align_corners=request.resample.align_corners,
+            tower=request.tower,
+            max_length=request.max_length,
+            pos_embed=request.pos_embed,
         )
 
     def to_request(self) -> ModelRequest:
@@ -67,6 +73,9 @@ class SourceRecord(Value):
             kwargs=self.kwargs,
             seed=self.seed,
             resample=ResampleOverride(self.interpolation, self.antialias, self.align_corners),
+            tower=self.tower,
+            max_length=self.max_length,
+            pos_embed=self.pos_embed,
         )
 
 
@@ -81,6 +90,10 @@ class Manifest(Value):
         resolution: null when height and width are symbolic.
         verified_resolutions: every size with a parity row.
         labels: names of the classes in the order of the logits; empty when not known.
+        method: how the precision was made, when there are several ways.
+        candidates: the ways that were measured.
+        calibration: where the calibration data were.
+        min_agreement: least agreement of an int8 file; null where parity is by tolerance.
         layer_values: values of the graph that hold block outputs, for ``--layers``.
         kept_tokens: start and end of the tokens that the last block computes, when not all.
     """
@@ -111,6 +124,10 @@ class Manifest(Value):
     dynamic: str
     batch: int | None
     precision: str
+    method: str | None = None
+    candidates: tuple[CandidateRecord, ...] = ()
+    calibration: str | None = None
+    min_agreement: float | None = None
     target: str
     opset: int
     inputs: tuple[TensorRecord, ...]

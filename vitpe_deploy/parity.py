@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,39 @@ def make_case(
     return ParityCase(size, batch, arrays)
 
 
+def agreement_cases(
+    cases: Sequence[ParityCase],
+    calibration: str | None,
+    *,
+    layout: InputLayout,
+    preprocess: Preprocess,
+    images: Path | None,
+) -> list[ParityCase]:
+    """The same sizes and batches on the calibration data, where those are to be had.
+
+    Agreement is a share of inputs, so they have to be inputs of the kind that the file will see.
+    """
+    from vitpe_deploy.calibration import agreement_inputs
+
+    chosen = []
+    for case in cases:
+        found = agreement_inputs(
+            calibration, layout, case.size, case.batch, preprocess=preprocess, images=images
+        )
+        chosen.append(case if found is None else ParityCase(case.size, case.batch, found))
+    return chosen
+
+
+def row_words(row: ParityRow) -> str:
+    """What a row found and what was asked, in words."""
+    if row.criterion == "max_rel":
+        return f"max rel {row.max_rel:.1e} (limit {row.limit:.0e})"
+    value = row.top1_agreement if row.criterion == "top1" else row.cosine
+    name = "top-1" if row.criterion == "top1" else "cosine"
+    shown = f"{name} {value:.4f} (at least {row.limit:g})"
+    return shown if row.max_rel is None else f"{shown}, max rel {row.max_rel:.1e}"
+
+
 def _only_input(runtime: Runtime) -> str:
     """Name of the one input of an artifact."""
     if len(runtime.inputs) != 1:
@@ -133,6 +166,21 @@ def compare(reference: Sequence[Array], candidate: Sequence[Array], *, classes: 
     )
 
 
+def least_agreement(
+    result: Comparison, inputs: int, floor: float
+) -> tuple[float, Literal["top1", "cosine"]]:
+    """The number that an int8 output is judged by, and what it is.
+
+    Top-1 where there are classes and enough inputs for one that differs to be allowed: of ten
+    inputs no share but 1 is above 0.99. Else the smallest cosine similarity.
+    """
+    if result.problem is not None:
+        return 0.0, "cosine"
+    if result.top1 is not None and inputs * (1 - floor) >= 1:
+        return result.top1, "top1"
+    return result.cosine or 0.0, "cosine"
+
+
 def _not_comparable(reference: Sequence[Array], candidate: Sequence[Array]) -> str | None:
     if not reference or any(a.size == 0 for a in reference):
         return "the reference output is empty"
@@ -159,6 +207,7 @@ def check(
     *,
     artifact: str,
     on_row: OnRow | None = None,
+    min_agreement: float | None = None,
 ) -> tuple[ParityRow, ...]:
     """Run one artifact in one engine over all cases. One row per case and output.
 
@@ -170,6 +219,7 @@ def check(
         tolerance: what is allowed.
         artifact: how rows name the file.
         on_row: told of each row as it is found.
+        min_agreement: rows pass by agreement instead of tolerance, see :func:`least_agreement`.
     """
     rows: list[ParityRow] = []
     runtime = open_runtime(
@@ -207,10 +257,20 @@ def check(
                     inputs=len(case.inputs) * case.batch,
                     problem=result.problem,
                 )
+                if min_agreement is not None:
+                    row = _by_agreement(row, result, min_agreement)
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
     return tuple(rows)
+
+
+def _by_agreement(row: ParityRow, result: Comparison, floor: float) -> ParityRow:
+    value, criterion = least_agreement(result, row.inputs, floor)
+    good = result.problem is None and value >= floor
+    return row.model_copy(
+        update={"passed": good, "limit": floor, "limit_needed": None, "criterion": criterion}
+    )
 
 
 def _relative_limit(tolerance: Tolerance, largest: float) -> float:

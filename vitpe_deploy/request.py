@@ -107,12 +107,24 @@ class Precision(_Choice):
     INT8 = "int8"
     INT8_WEIGHTS = "int8-weights"
 
+    @property
+    def by_agreement(self) -> bool:
+        """Whether parity is a matter of agreement, because single numbers are rounded away."""
+        return self in (Precision.INT8, Precision.INT8_WEIGHTS)
+
 
 class Format(_Choice):
     """File formats."""
 
     ONNX = "onnx"
     OPENVINO = "openvino"
+
+
+INT8_METHODS: Mapping[Format, tuple[str, ...]] = {
+    Format.ONNX: ("dynamic", "dynamic-reduced", "static", "static-reduced"),
+    Format.OPENVINO: ("nncf", "nncf-smooth-0.15", "nncf-smooth-0.5"),
+}
+"""Ways of making int8; left to ``auto`` the best of those that suit the CPU is measured."""
 
 
 C = TypeVar("C", bound=_Choice)
@@ -247,6 +259,9 @@ class ExportRequest:
     target: Target = Target.ORT
     formats: tuple[Format, ...] = (Format.ONNX,)
     precision: Precision = Precision.FP32
+    calibration: str | None = None
+    min_agreement: float = 0.99
+    int8_method: str = "auto"
     opset: int = 20
     simplify: bool = True
     skip_passes: tuple[str, ...] = ()

@@ -50,6 +50,27 @@ class ArtifactRecord(Value):
     nodes: int
 
 
+class CandidateRecord(Value):
+    """One way of making an int8 file that was measured on this machine.
+
+    Attributes:
+        latency_ms: smallest time of one inference; null when there was nothing to choose from.
+        agreement: with the fp32 file of the same graph, on the calibration data.
+        criterion: what ``agreement`` is.
+        problem: why the engine cannot run it.
+    """
+
+    artifact: str
+    method: str
+    runtime: str
+    latency_ms: float | None
+    size_bytes: int
+    agreement: float | None
+    criterion: str | None
+    chosen: bool
+    problem: str | None = None
+
+
 class ParityRow(Value):
     """One output of one artifact in one engine at one size and batch, against PyTorch.
 
@@ -62,6 +83,8 @@ class ParityRow(Value):
         limit_needed: the smallest ``--rtol`` that would have passed.
         inputs: how many images were compared.
         problem: why the row failed when it is not a matter of tolerance.
+        criterion: what ``passed`` was decided by: ``max_rel`` against ``limit``, or for int8
+            ``top1`` or ``cosine``, which ``limit`` is then the least of.
     """
 
     artifact: str
@@ -80,6 +103,7 @@ class ParityRow(Value):
     passed: bool
     inputs: int
     problem: str | None = None
+    criterion: Literal["max_rel", "top1", "cosine"] = "max_rel"
 
 
 class LayerRow(Value):
@@ -114,6 +138,7 @@ class Steps(Value):
     trace: float = 0.0
     optimise: float = 0.0
     simplify: float = 0.0
+    quantize: float = 0.0
     write: float = 0.0
     parity: float = 0.0
 
@@ -131,6 +156,7 @@ class ExportReport(Value):
     parity: tuple[ParityRow, ...]
     layers: tuple[LayerVerdict, ...] = ()
     passes: tuple[PassRecord, ...]
+    candidates: tuple[CandidateRecord, ...] = ()
     steps_s: Steps
     verdict: Verdict
 

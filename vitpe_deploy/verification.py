@@ -19,9 +19,11 @@ from vitpe_deploy.parity import (
     Outputs,
     ParityCase,
     Target,
+    agreement_cases,
     check,
     check_layers,
     make_case,
+    row_words,
 )
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import Dynamic, ModelRequest, Resolution, SizeRange, Tolerance
@@ -84,7 +86,15 @@ def run_verify(
     tolerance = _tolerance(manifest, options)
     for runtime in _runtimes(manifest, options):
         target = Target(path, runtime, options.device, options.threads)
-        found = check(target, cases, expected, names, tolerance, artifact=str(path))
+        found = check(
+            target,
+            cases,
+            expected,
+            names,
+            tolerance,
+            artifact=str(path),
+            min_agreement=manifest.min_agreement,
+        )
         rows += found
         for row in found:
             _show(shown, row)
@@ -183,6 +193,7 @@ def _verify_bundle(
                 tuple(o.name for o in manifest.outputs),
                 tolerance,
                 artifact=str(path),
+                min_agreement=manifest.min_agreement,
             )
             rows += found
             for row in found:
@@ -237,7 +248,7 @@ def _cases(manifest: Manifest, options: VerifyOptions) -> list[ParityCase]:
         wanted = [(Resolution(*manifest.native_resolution), batch) for batch in batches]
     else:
         raise UsageError("the artifact has no preferred size", hint="Give --res.")
-    return [
+    cases = [
         make_case(
             size,
             batch,
@@ -247,6 +258,15 @@ def _cases(manifest: Manifest, options: VerifyOptions) -> list[ParityCase]:
         )
         for size, batch in wanted
     ]
+    if manifest.min_agreement is None:
+        return cases
+    return agreement_cases(
+        cases,
+        manifest.calibration,
+        layout=manifest.layout(),
+        preprocess=manifest.preprocessing(),
+        images=options.images,
+    )
 
 
 def _known_sizes(manifest: Manifest) -> tuple[Resolution, ...]:
@@ -311,7 +331,7 @@ def _tolerance(manifest: Manifest, options: VerifyOptions) -> Tolerance:
 def _show(shown: Progress, row: ParityRow) -> None:
     size = "x".join(map(str, row.resolution or ()))
     device = "" if row.device == "CPU" else f" {row.device}"
-    found = row.problem or f"max rel {row.max_rel:.1e} (limit {row.limit:.0e})"
+    found = row.problem or row_words(row)
     needed = ""
     if not row.passed and row.limit_needed is not None:
         needed = f", would pass at --rtol {row.limit_needed:.1e}"
