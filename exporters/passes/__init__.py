@@ -11,7 +11,11 @@ import onnx_ir as ir
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import GraphPass, PassContext, PassOutcome
 from exporters.passes.fold_constants import FoldConstants
+from exporters.passes.layer_scale import FoldLayerScale
+from exporters.passes.pooled_mean import PooledMean
 from exporters.passes.resize import UnfoldResize
+from exporters.passes.rotary import FuseRotary
+from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.tidy import Tidy
 from exporters.passes.unread_tokens import UnreadTokens
 from vitpe_deploy.errors import UsageError
@@ -19,9 +23,13 @@ from vitpe_deploy.request import closest
 
 PASSES: tuple[type[GraphPass], ...] = (
     SpellAttention,
-    UnreadTokens,
     UnfoldResize,
     FoldConstants,
+    FuseRotary,
+    SeparateProjections,
+    FoldLayerScale,
+    PooledMean,
+    UnreadTokens,
     Tidy,
 )
 

@@ -64,8 +64,8 @@ class SpellAttention(GraphPass):
         return outcome
 
 
-class _Speller:
-    """Rewrites attention nodes of one graph; shares Split nodes and shape constants."""
+class HeadsFlattener:
+    """Brings heads to [B, N, D]; shares Split nodes and shape constants of one graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
@@ -79,61 +79,7 @@ class _Speller:
             self._constants[numbers] = new_initializer(self._graph, f"shape_{label}", array)
         return self._constants[numbers]
 
-    def multi_head(self, node: ir.Node) -> None:
-        """``com.microsoft.MultiHeadAttention`` over [B, N, D]."""
-        query, key, value, bias = _operands(node)
-        num_heads = static_dim(query, 1)
-        out = node.outputs[0]
-        if num_heads is None:
-            self.by_hand(node)
-            return
-        flat = [self._flatten_heads(node, v, num_heads) for v in (query, key, value)]
-        inputs: list[ir.Value | None] = [*flat]
-        if bias is not None:
-            inputs += [None, None, bias]
-        fused = ir.node(
-            "MultiHeadAttention",
-            inputs,
-            {"num_heads": num_heads, "scale": _scale(node)},
-            domain=_CONTRIB,
-            name=f"{node.name}_mha",
-        )
-        insert_before(node, [fused])
-        result = fused.outputs[0]
-        result.type = out.type
-        result.name = f"{out.name}_heads"
-        self._join_heads(node, result, num_heads)
-
-    def standard(self, node: ir.Node) -> None:
-        """``Attention`` of opset 23."""
-        query, key, value, bias = _operands(node)
-        inputs = [query, key, value] + ([] if bias is None else [bias])
-        fused = ir.node("Attention", inputs, {"scale": _scale(node)}, name=f"{node.name}_attention")
-        self._swap(node, [fused])
-
-    def by_hand(self, node: ir.Node) -> None:
-        """MatMul, Softmax, MatMul, the scale on the query."""
-        query, key, value, bias = _operands(node)
-        scale = new_initializer(
-            self._graph, "attention_scale", np.array(_scale(node), dtype=np.float32)
-        )
-        scaled = ir.node("Mul", [query, scale])
-        turned = ir.node("Transpose", [key], {"perm": [0, 1, 3, 2]})
-        logits = ir.node("MatMul", [scaled.outputs[0], turned.outputs[0]])
-        nodes = [scaled, turned, logits]
-        if bias is not None:
-            nodes.append(ir.node("Add", [logits.outputs[0], bias]))
-        weights = ir.node("Softmax", [nodes[-1].outputs[0]], {"axis": -1})
-        self._swap(node, [*nodes, weights, ir.node("MatMul", [weights.outputs[0], value])])
-
-    def _swap(self, node: ir.Node, nodes: list[ir.Node]) -> None:
-        insert_before(node, nodes)
-        old, new = node.outputs[0], nodes[-1].outputs[0]
-        new.shape, new.type = old.shape, old.type
-        replace_value(old, new)
-        self._graph.remove(node, safe=True)
-
-    def _flatten_heads(self, node: ir.Node, x: ir.Value, num_heads: int) -> ir.Value:
+    def flatten_heads(self, node: ir.Node, x: ir.Value, num_heads: int) -> ir.Value:
         """[B, M, N, D/M] -> [B, N, D], by undoing what split the heads where possible."""
         return (
             self._packed_projection(node, x, num_heads)
@@ -186,6 +132,64 @@ class _Speller:
         for value in (turned.outputs[0], flat.outputs[0]):
             value.type = x.type
         return flat.outputs[0]
+
+
+class _Speller(HeadsFlattener):
+    """Rewrites attention nodes of one graph."""
+
+    def multi_head(self, node: ir.Node) -> None:
+        """``com.microsoft.MultiHeadAttention`` over [B, N, D]."""
+        query, key, value, bias = _operands(node)
+        num_heads = static_dim(query, 1)
+        out = node.outputs[0]
+        if num_heads is None:
+            self.by_hand(node)
+            return
+        flat = [self.flatten_heads(node, v, num_heads) for v in (query, key, value)]
+        inputs: list[ir.Value | None] = [*flat]
+        if bias is not None:
+            inputs += [None, None, bias]
+        fused = ir.node(
+            "MultiHeadAttention",
+            inputs,
+            {"num_heads": num_heads, "scale": _scale(node)},
+            domain=_CONTRIB,
+            name=f"{node.name}_mha",
+        )
+        insert_before(node, [fused])
+        result = fused.outputs[0]
+        result.type = out.type
+        result.name = f"{out.name}_heads"
+        self._join_heads(node, result, num_heads)
+
+    def standard(self, node: ir.Node) -> None:
+        """``Attention`` of opset 23."""
+        query, key, value, bias = _operands(node)
+        inputs = [query, key, value] + ([] if bias is None else [bias])
+        fused = ir.node("Attention", inputs, {"scale": _scale(node)}, name=f"{node.name}_attention")
+        self._swap(node, [fused])
+
+    def by_hand(self, node: ir.Node) -> None:
+        """MatMul, Softmax, MatMul, the scale on the query."""
+        query, key, value, bias = _operands(node)
+        scale = new_initializer(
+            self._graph, "attention_scale", np.array(_scale(node), dtype=np.float32)
+        )
+        scaled = ir.node("Mul", [query, scale])
+        turned = ir.node("Transpose", [key], {"perm": [0, 1, 3, 2]})
+        logits = ir.node("MatMul", [scaled.outputs[0], turned.outputs[0]])
+        nodes = [scaled, turned, logits]
+        if bias is not None:
+            nodes.append(ir.node("Add", [logits.outputs[0], bias]))
+        weights = ir.node("Softmax", [nodes[-1].outputs[0]], {"axis": -1})
+        self._swap(node, [*nodes, weights, ir.node("MatMul", [weights.outputs[0], value])])
+
+    def _swap(self, node: ir.Node, nodes: list[ir.Node]) -> None:
+        insert_before(node, nodes)
+        old, new = node.outputs[0], nodes[-1].outputs[0]
+        new.shape, new.type = old.shape, old.type
+        replace_value(old, new)
+        self._graph.remove(node, safe=True)
 
     def _join_heads(self, node: ir.Node, result: ir.Value, num_heads: int) -> None:
         """Case 4: let readers of the joined heads read the fused node; else split them again."""

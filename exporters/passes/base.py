@@ -170,6 +170,62 @@ def same_dims(
     return True
 
 
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """All dimensions, when every one is a known number."""
+    if value.shape is None or not all(isinstance(d, int) for d in value.shape):
+        return None
+    return tuple(d for d in value.shape if isinstance(d, int))
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``source @ weight + bias`` with constant weight [D_in, D_out] and bias [D_out], or none.
+
+    Attributes:
+        source: what is multiplied.
+        product: the MatMul.
+        last: the Add of the bias, or the MatMul where there is none.
+        weight_value: the initializer of the weight.
+        bias_place: at which input of ``last`` the bias is.
+    """
+
+    source: ir.Value
+    product: ir.Node
+    last: ir.Node
+    weight: np.ndarray
+    weight_value: ir.Value
+    bias: np.ndarray | None
+    bias_place: int
+
+
+def linear_of(value: ir.Value) -> Linear | None:
+    """The linear layer that makes a value, when nothing else reads its product before the bias."""
+    last = value.producer()
+    if last is None:
+        return None
+    product, bias, place = last, None, 1
+    if last.op_type == "Add":
+        for place in (1, 0):
+            bias, inner = constant(last.inputs[place]), last.inputs[1 - place]
+            if bias is not None and bias.ndim == 1 and inner is not None:
+                break
+        else:
+            return None
+        made = inner.producer()
+        if made is None or len(inner.uses()) != 1 or inner.is_graph_output():
+            return None
+        product = made
+    if product.op_type != "MatMul" or product.domain != "":
+        return None
+    source, weight_value = product.inputs
+    weight = constant(weight_value)
+    if source is None or weight_value is None or weight is None or weight.ndim != 2:
+        return None
+    if bias is not None and bias.shape[0] != weight.shape[1]:
+        return None
+    return Linear(source, product, last, weight, weight_value, bias, place)
+
+
 def ints(node: ir.Node, attribute: str) -> Sequence[int] | None:
     """An integer-list attribute, or None."""
     found = node.attributes.get(attribute)
