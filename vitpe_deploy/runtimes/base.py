@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vitpe_deploy.errors import UsageError
+from vitpe_deploy.errors import ArtifactError, UsageError
 from vitpe_deploy.limits import AxisLimit, check_shape
 from vitpe_deploy.threads import available_cpus
 
@@ -98,6 +98,12 @@ class Runtime(ABC):
             )
         try:
             self._opened = self._open()
+        except UnicodeDecodeError as error:
+            self._close()
+            raise ArtifactError(
+                "the model has names that are no text",
+                hint="The file is damaged: copy it again, or export it again.",
+            ) from error
         except BaseException:
             self._close()
             raise
