@@ -150,12 +150,12 @@ def _positions(
     (axis,) = found.axes
     table = np.moveaxis(array, axis, 0)
     rest = table.shape[1:]
-    flat = table.reshape(len(table), -1)
-    patches = flat[found.prefix :].reshape(*found.grid, -1)
+    every = table.reshape(len(table), -1)
+    patches = every[found.prefix :].reshape(*found.grid, -1)
     grid = grid_nodes(nodes, patches, rows, columns, rule)
-    joined = nodes.op("Reshape", grid, nodes.ints(-1, flat.shape[1]))
+    joined = nodes.op("Reshape", grid, nodes.ints(-1, every.shape[1]))
     if found.prefix:
-        head = nodes.constant(flat[: found.prefix])
+        head = nodes.constant(every[: found.prefix])
         joined = nodes.op("Concat", head, joined, axis=0)
     spread = nodes.op("Reshape", joined, nodes.ints(-1, *rest))
     if axis == 0:

@@ -69,7 +69,7 @@ def _reshape(node: ir.Node, inputs: Inputs, probes: Probes, found: Findings) -> 
         raise UnknownSizeError(f"its target {given[0].tolist()} does not fit")
     computed = (given != given[0]).any() and all(r is not None for r in resolved)
     if computed:
-        return [[np.array(column, dtype=np.int64) for column in zip(*resolved, strict=True)]]  # type: ignore[arg-type]
+        return [[np.array(column, dtype=np.int64) for column in zip(*resolved, strict=True)]]
     target = reshape_target(dims, own, probes)
     wanted = np.stack(target, axis=1)
     if any(r is None or list(r) != w.tolist() for r, w in zip(resolved, wanted, strict=True)):

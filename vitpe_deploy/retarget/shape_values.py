@@ -108,10 +108,10 @@ def _reshape(node: ir.Node, inputs: Inputs) -> Array:
 
 
 def _range(node: ir.Node, inputs: Inputs) -> Array:
-    start, limit, step = (_need(inputs, k).reshape(()) for k in range(3))
+    start, limit, step = (_need(inputs, k).reshape(()).item() for k in range(3))
     if abs((limit - start) / step) > LARGEST:
         raise ValueError("too large")
-    return np.arange(start, limit, step, dtype=start.dtype)
+    return np.arange(start, limit, step, dtype=_need(inputs, 0).dtype)
 
 
 def _reduce_prod(node: ir.Node, inputs: Inputs) -> Array:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitpe_deploy.retarget.probes import Expression, Probes, Vector, same
+from vitpe_deploy.retarget.probes import Expression, Grid, Probes, Vector, same
 
 TO_THE_END = np.iinfo(np.int64).max
 
@@ -64,8 +64,8 @@ def factors(dims: Sequence[Vector], probes: Probes) -> list[Vector]:
     return found
 
 
-def _axes(grid: str) -> Sequence[str]:
-    return list(grid)  # type: ignore[return-value]
+def _axes(grid: Grid) -> tuple[Grid, ...]:
+    return ("h", "w") if grid == "hw" else (grid,)
 
 
 def reshape_target(dims: Sequence[Vector], target: Sequence[int], probes: Probes) -> list[Vector]:

@@ -127,8 +127,8 @@ class _Walk:
             self.found.values[node.outputs[0]] = Info(dims, data, live=False, dtype=kind)
             return
         outputs = self._dims(node, inputs, varies=varies)
-        for value, (found, kind) in zip(node.outputs, outputs, strict=False):
-            self.found.values[value] = Info(found, None, live=live, dtype=kind)
+        for value, (found, element) in zip(node.outputs, outputs, strict=False):
+            self.found.values[value] = Info(found, None, live=live, dtype=element)
 
     def _data(self, node: ir.Node, inputs: Sequence[Info | None]) -> list[Array] | None:
         if node.op_type in ("Shape", "Size") and inputs[0] is not None and inputs[0].dims:
