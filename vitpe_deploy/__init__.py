@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitpe_deploy.api import export, verify
+    from vitpe_deploy.api import export, inspect, verify
     from vitpe_deploy.bench.documents import BenchReport
     from vitpe_deploy.bench.entry import benchmark
     from vitpe_deploy.deploy import LoadedArtifact, load
     from vitpe_deploy.errors import VitpeError
+    from vitpe_deploy.inspection.report import InspectReport
     from vitpe_deploy.request import Resolution
     from vitpe_deploy.results import ExportReport, VerifyReport
 
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BenchReport",
     "ExportReport",
+    "InspectReport",
     "LoadedArtifact",
     "Resolution",
     "VerifyReport",
@@ -34,6 +36,7 @@ __all__ = [
     "__version__",
     "benchmark",
     "export",
+    "inspect",
     "load",
     "verify",
 ]
@@ -42,11 +45,13 @@ _HOMES = {
     "BenchReport": "bench.documents",
     "benchmark": "bench.entry",
     "ExportReport": "results",
+    "InspectReport": "inspection.report",
     "Resolution": "request",
     "VerifyReport": "results",
     "VitpeError": "errors",
     "LoadedArtifact": "deploy",
     "export": "api",
+    "inspect": "api",
     "load": "deploy",
     "verify": "api",
 }

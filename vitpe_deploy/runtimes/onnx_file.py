@@ -46,7 +46,7 @@ class ExternalTensor:
     length: int | None
 
 
-class _DamagedError(Exception):
+class DamagedError(Exception):
     """The bytes are not the protobuf they should be."""
 
 
@@ -106,7 +106,7 @@ def external_tensors(path: Path) -> list[ExternalTensor]:
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
-                raise _DamagedError("it is empty")
+                raise DamagedError("it is empty")
             with (
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
                 memoryview(mapped) as view,
@@ -114,7 +114,7 @@ def external_tensors(path: Path) -> list[ExternalTensor]:
                 found: list[ExternalTensor] = []
                 _scan(view, 0, len(view), "Model", found)
                 if not any(n == _GRAPH_FIELD for n, *_ in wire_fields(view, 0, len(view))):
-                    raise _DamagedError("it holds no graph")
+                    raise DamagedError("it holds no graph")
                 return found
     except FileNotFoundError:
         raise ArtifactError(
@@ -124,7 +124,7 @@ def external_tensors(path: Path) -> list[ExternalTensor]:
         raise ArtifactError(
             f"{path} cannot be read: {error.strerror}", hint="Check its permissions."
         ) from error
-    except (_DamagedError, UnicodeDecodeError) as error:
+    except (DamagedError, UnicodeDecodeError) as error:
         raise ArtifactError(
             f"{path} is not a whole ONNX file: {error}",
             hint="It was cut short or is something else: copy it again, or export it again.",
@@ -152,13 +152,14 @@ def _tensor(view: memoryview, start: int, end: int) -> ExternalTensor | None:
         if number == _TENSOR_NAME:
             name = _text(view, low, high)
         elif number == _TENSOR_EXTERNAL_DATA:
-            pair = {n: _text(view, a, b) for n, w, a, b in wire_fields(view, low, high) if w == _BYTES}
+            fields = wire_fields(view, low, high)
+            pair = {n: _text(view, a, b) for n, w, a, b in fields if w == _BYTES}
             entries[pair.get(1, "")] = pair.get(2, "")
     if "location" not in entries:
         return None
     numbers = {key: entries.get(key) for key in ("offset", "length")}
     if any(value is not None and not value.isdigit() for value in numbers.values()):
-        raise _DamagedError(f"weight {name!r} has an offset or length that is not a number")
+        raise DamagedError(f"weight {name!r} has an offset or length that is not a number")
     offset, length = numbers["offset"], numbers["length"]
     return ExternalTensor(
         name, entries["location"], int(offset or 0), None if length is None else int(length)
@@ -180,9 +181,9 @@ def wire_fields(view: memoryview, start: int, end: int) -> Iterator[tuple[int, i
         elif wire in (_FIXED32, _FIXED64):
             at += 4 if wire == _FIXED32 else 8
         else:
-            raise _DamagedError(f"unreadable at byte {start}")
+            raise DamagedError(f"unreadable at byte {start}")
         if number == 0 or at > end:
-            raise _DamagedError(f"a field runs past byte {end}")
+            raise DamagedError(f"a field runs past byte {end}")
         yield number, wire, low, at
 
 
@@ -196,7 +197,7 @@ def wire_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise _DamagedError(f"a number is cut off at byte {at}")
+    raise DamagedError(f"a number is cut off at byte {at}")
 
 
 def _text(view: memoryview, low: int, high: int) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from vitpe_deploy.errors import SizeError, UnsupportedError, UsageError
+from vitpe_deploy.errors import SizeError, SourceError, UnsupportedError, UsageError
 from vitpe_deploy.inputs import ImageInput, InputLayout
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import ModelRequest, Resolution, closest
@@ -347,6 +347,23 @@ class LoadedModel(ABC):
             outputs = self.call(module, inputs, plain)
         return {name: (blocks if name in blocks else outputs)[name] for name in names}
 
+    def require_finite(self) -> None:
+        """Refuse weights that are not numbers: no comparison could mean anything.
+
+        Buffers may hold infinities, as masks do, but no NaN.
+
+        Raises:
+            SourceError: names the tensors.
+        """
+        bad = [n for n, p in self._pristine.named_parameters() if not bool(p.isfinite().all())]
+        bad += [n for n, b in self._pristine.named_buffers() if bool(b.isnan().any())]
+        if bad:
+            listed = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+            raise SourceError(
+                f"the weights of {self.facts.name} hold NaN or infinity: {listed}",
+                hint="The checkpoint is damaged or its training diverged: use another one.",
+            )
+
     def weights_sha256(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
         if self._weights_sha256 is None:
@@ -357,7 +374,8 @@ class LoadedModel(ABC):
         digest = hashlib.sha256()
         for name, tensor in sorted(self._pristine.state_dict().items()):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-            digest.update(memoryview(tensor.detach().cpu().contiguous().numpy()).cast("B"))
+            if tensor.numel():  # an empty view cannot be cast
+                digest.update(memoryview(tensor.detach().cpu().contiguous().numpy()).cast("B"))
         return digest.hexdigest()
 
 
@@ -391,6 +409,8 @@ class Source(ABC):
     """
 
     anonymous: ClassVar[bool] = False
+    declares_encoding: ClassVar[bool] = False
+    """Whether the encoding is stated by the source, and not found by looking."""
 
     def __init__(self, request: ModelRequest) -> None:
         self.request = request
@@ -411,6 +431,14 @@ class Source(ABC):
         Raises:
             SourceError: weights are missing, damaged or do not fit.
         """
+
+    def outline(self) -> LoadedModel:
+        """The model for looking at; parameters without data where the library can do without.
+
+        Raises:
+            SourceError: as :meth:`load`, for sources that have no other way.
+        """
+        return self.load()
 
     def refuse_unused(self, **given: object) -> None:
         """Refuse options that this source has no use for, by flag name."""

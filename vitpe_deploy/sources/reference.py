@@ -46,6 +46,8 @@ _ENCODING_OPTION = "pe."
 class ReferenceSource(Source):
     """A preset by name; ``--pe`` and ``--model-kwarg`` change it."""
 
+    declares_encoding: ClassVar[bool] = True
+
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
         self.refuse_unused(tower=request.tower, pos_embed=request.pos_embed)
@@ -95,7 +97,7 @@ class ReferenceSource(Source):
             import torch
         except ImportError as problem:
             raise MissingExtraError("torch", "export") from problem
-        from vitpe_deploy.sources.weights import load_into, read_state_dict
+        from vitpe_deploy.sources.weights import load_checkpoint, load_into, read_state_dict
 
         config = self._with_resample_rule()
         with torch.random.fork_rng(devices=[]):
@@ -104,9 +106,7 @@ class ReferenceSource(Source):
         origin = f"random, seed {self.request.seed}"
         path = self.request.weights
         if path is not None:
-            unwrapped = load_into(module, read_state_dict(path), path)
-            origin = f"from {path.name}"
-            origin += f", unwrapped {', '.join(unwrapped)}" if unwrapped else ""
+            origin = load_checkpoint(module, path)
         elif self.embedded:
             path = digits.weights_path(self.request.model)
             load_into(module, read_state_dict(path), Path(path.name))
@@ -114,6 +114,19 @@ class ReferenceSource(Source):
         if self.request.max_length is not None:
             module.set_max_length(self.request.max_length)
         return ReferenceModel(self.facts(), module, origin)
+
+    def outline(self) -> LoadedModel:
+        """The network without data, unless its weights are in the package."""
+        try:
+            import torch
+        except ImportError as problem:
+            raise MissingExtraError("torch", "export") from problem
+
+        with torch.device("meta"):
+            module: Any = self.network.build(self._with_resample_rule())
+        if self.request.max_length is not None:
+            module.set_max_length(self.request.max_length)
+        return ReferenceModel(self.facts(), module, "none")
 
     def _with_resample_rule(self) -> Any:
         """The config with the user's resample override inside the encoding."""
@@ -154,6 +167,7 @@ class ReferenceModuleSource(Source):
     """A reference network that was built in Python."""
 
     anonymous: ClassVar[bool] = True
+    declares_encoding: ClassVar[bool] = True
 
     def __init__(self, module: nn.Module, request: ModelRequest) -> None:
         super().__init__(request)

@@ -72,15 +72,21 @@ class TimmSource(Source):
             facts, module, origin, self.request.resample, library=library, sizes=sizes, state=state
         )
 
+    def outline(self) -> LoadedModel:
+        """timm's network without data: the one for any size where there is one."""
+        from vitpe_deploy.sources.timm_model import Outline
+
+        sizes, facts = self._look(self._library)
+        probe = sizes.probe if facts.no_dynamic else sizes.symbolic_probe()
+        return Outline(facts, probe.eval(), "none", self.request.resample)
+
     def _read(self, path: Path) -> tuple[Mapping[str, Tensor], str]:
         from vitpe_deploy.sources.weights import read_state_dict, without_prefixes
 
         sizes, _ = self._look(self._library)
         given = read_state_dict(path)
         tensors, prefixes = without_prefixes(given.tensors, sizes.probe.state_dict())
-        unwrapped = [*given.unwrapped, *prefixes]
-        origin = f"from {path.name}"
-        return tensors, origin + (f", unwrapped {', '.join(unwrapped)}" if unwrapped else "")
+        return tensors, given.origin(path, prefixes)
 
     def _for_classes(self, library: Library, state: Mapping[str, Tensor]) -> Library:
         """The network with as many classes as the weights have, unless the user named a number."""

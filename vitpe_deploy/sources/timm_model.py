@@ -29,7 +29,31 @@ GEOMETRIC = "uneven geometric grid, linear"
 """How timm reads tables of relative positions of BEiT's kind at another size."""
 
 
-class TimmModel(WatchedModel):
+class Outline(WatchedModel):
+    """A timm network for looking at, called as timm calls it."""
+
+    def block_paths(self) -> tuple[str, ...]:
+        """Blocks of all stages, in order."""
+        return block_paths(self._pristine)
+
+    def explicit(self, size: Resolution | None) -> nn.Module:
+        """The same with the parts that torch cannot trace written in another way."""
+        return make_traceable(self.fresh(), symbolic=size is None)
+
+    def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """Run the network as timm does: features, then the head."""
+        network: Any = module
+        if names == ("logits",):
+            return {"logits": network(inputs)}
+        found = all_outputs(network, inputs, names)
+        if "feature-map" in names and "feature-map" not in found:
+            grid = self.facts.grid(Resolution(*inputs.shape[-2:]))
+            patches = found["tokens"][:, self.facts.prefix_tokens :]
+            found["feature-map"] = patches.transpose(1, 2).reshape(*patches.shape[::2], *grid)
+        return {name: found[name] for name in names}
+
+
+class TimmModel(Outline):
     """A timm network; the reference at a size is what timm itself makes for that size."""
 
     def __init__(
@@ -48,10 +72,6 @@ class TimmModel(WatchedModel):
         self._sizes = sizes
         self._state = state
         self._made: tuple[object, nn.Module, tuple[TableResample, ...]] | None = None
-
-    def block_paths(self) -> tuple[str, ...]:
-        """Blocks of all stages, in order."""
-        return block_paths(self._pristine)
 
     def fresh(self, size: Resolution | None = None, *, symbolic: bool = False) -> nn.Module:
         """An untouched network of the size, or the one that timm has for any size."""
@@ -146,15 +166,3 @@ class TimmModel(WatchedModel):
         if self._geometric(made):
             fits.append(PositionFit("relative-2d", old, facts.grid(size), GEOMETRIC))
         return tuple(dict.fromkeys(fits)) or (PositionFit(kind, old, facts.grid(size), None),)
-
-    def call(self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
-        """Run the network as timm does: features, then the head."""
-        network: Any = module
-        if names == ("logits",):
-            return {"logits": network(inputs)}
-        found = all_outputs(network, inputs, names)
-        if "feature-map" in names and "feature-map" not in found:
-            grid = self.facts.grid(Resolution(*inputs.shape[-2:]))
-            patches = found["tokens"][:, self.facts.prefix_tokens :]
-            found["feature-map"] = patches.transpose(1, 2).reshape(*patches.shape[::2], *grid)
-        return {name: found[name] for name in names}
