@@ -57,7 +57,7 @@ class FuseRotary(GraphPass):
             return outcome
         graph = model.graph
         order = {id(node): k for k, node in enumerate(graph)}
-        tables: dict[bytes, tuple[ir.Value, ...]] = {}
+        tables: dict[tuple[object, ...], tuple[ir.Value, ...]] = {}
         flattener = HeadsFlattener(graph)
         for node in list(graph):
             if node.op_type != "MultiHeadAttention":
@@ -77,7 +77,7 @@ class FuseRotary(GraphPass):
                     outcome.refuse(node, turn)
                     continue
                 cos, sin, interleaved = turn
-                key = b"".join((cos.tobytes(), sin.tobytes(), bytes(shape[:1])))
+                key = (shape[0], cos.shape, cos.tobytes(), sin.tobytes())
                 if key not in tables:
                     rows = np.tile(np.arange(shape[2], dtype=np.int64), (shape[0], 1))
                     tables[key] = tuple(
@@ -123,9 +123,9 @@ def _between(rotated: ir.Value, order: dict[int, int]) -> tuple[ir.Value, list[i
         inner.append(last)
         for value in last.outputs:
             frontier.pop(id(value), None)
-        for value in last.inputs:
-            if value is not None and constant(value) is None:
-                frontier[id(value)] = value
+        for read in last.inputs:
+            if read is not None and constant(read) is None:
+                frontier[id(read)] = read
         if len(frontier) != 1 or not any(n.op_type == "Mul" for n in inner):
             continue
         (x,) = frontier.values()
