@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -22,14 +23,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from vitpe_deploy.errors import ArtifactError, UsageError
 
+fcntl: Any
 try:
-    import fcntl
+    fcntl = importlib.import_module("fcntl")
 except ImportError:  # Windows has no advisory locks of this kind
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 _CHUNK = 8 << 20
 _MARK = ".vitpe-tmp-"

@@ -50,7 +50,8 @@ class OnnxReader:
         self.name = path.stem
         try:
             model = onnx.load(path)
-        except Exception as problem:  # protobuf's own exceptions
+            _read_names(model.graph)
+        except Exception as problem:  # protobuf's own exceptions, and names that are no text
             raise ArtifactError(f"{path} is not an ONNX file: {problem}") from problem
         if model.functions:
             from onnx import inliner
@@ -276,6 +277,14 @@ class OnnxReader:
             return Resolution(int(height), int(width))
         except (ValueError, TypeError, RecursionError):
             return None
+
+
+def _read_names(graph: Any) -> None:
+    """Decode every name once, so that what is no text is noticed before the file is used."""
+    for node in graph.node:
+        _ = (*node.input, *node.output, node.name, node.op_type, node.domain)
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        _ = value.name
 
 
 def _attribute(node: Any, name: str) -> tuple[int, ...]:

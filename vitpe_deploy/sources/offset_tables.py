@@ -49,7 +49,7 @@ class OffsetMethod:
 
     def value(self, network: nn.Module, size: Grid, rule: ResampleRule, *, graph: bool) -> Tensor:
         """The table [1, L + h*w, D] of a grid."""
-        rows = network.get_parameter(self.table)
+        rows: Tensor = network.get_parameter(self.table)
         rows = rows.reshape(-1, rows.shape[-1])
         patches = rows[self.prefix :].reshape(*self.grid, -1)
         if graph:

@@ -185,8 +185,8 @@ def _preprocess_of(transforms: partial[Any]) -> tuple[Resolution | None, Preproc
     size = Resolution(crop[0], crop[-1])
     kernel = str(getattr(preset.interpolation, "value", preset.interpolation))
     return size, Preprocess(
-        mean=tuple(preset.mean),  # type: ignore[arg-type]
-        std=tuple(preset.std),  # type: ignore[arg-type]
+        mean=tuple(preset.mean),
+        std=tuple(preset.std),
         interpolation=kernel if kernel in FILTERS else default.interpolation,
         crop=min(crop[0] / resize[0], 1.0),
         fit="center-crop",

@@ -100,7 +100,7 @@ def family_of(network: nn.Module, native: Resolution | None, frames: int) -> Fam
             layout=VideoInput(frames=frames),
         )
     if isinstance(network, SwinTransformer):
-        convolution: Any = network.features[0][0]  # type: ignore[index]
+        convolution: Any = network.features[0][0]
         patch = tuple(convolution.stride)
         v2 = any(n.endswith("cpb_mlp") for n, _ in network.named_modules())
         return Family(

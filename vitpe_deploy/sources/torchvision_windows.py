@@ -32,16 +32,16 @@ def rewrite_torchvision(module: nn.Module) -> bool:
     """Give one module of a copy a traceable forward. False for modules of another kind."""
     names = ("window_size", "shift_size", "qkv", "proj", "get_relative_position_bias")
     if all(hasattr(module, n) for n in names):
-        module.forward = MethodType(_window_attention, module)  # type: ignore[method-assign]
+        module.forward = MethodType(_window_attention, module)
         return True
     children = {n for n, _ in module.named_children()}
     if children == {"reduction", "norm"} and isinstance(module.reduction, nn.Linear):
         dim = getattr(module, "dim", None)
         if isinstance(dim, int) and module.reduction.in_features == 4 * dim:
-            module.forward = MethodType(_patch_merging, module)  # type: ignore[method-assign]
+            module.forward = MethodType(_patch_merging, module)
             return True
     if hasattr(module, "tuple_patch_size") and isinstance(getattr(module, "proj", None), nn.Conv3d):
-        module.forward = MethodType(_tubelets, module)  # type: ignore[method-assign]
+        module.forward = MethodType(_tubelets, module)
         return True
     return False
 
