@@ -7,11 +7,12 @@ process-wide counters, so that two conversions of one file would differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitpe_deploy.errors import ExportFailedError
+from vitpe_deploy.limits import AxisLimit
 from vitpe_deploy.runtimes.openvino import import_openvino
 
 
@@ -22,6 +23,7 @@ def convert(
     *,
     change: Callable[[Any, Callable[[], Any]], Any] | None = None,
     half_weights: bool = False,
+    limits: Sequence[AxisLimit] = (),
 ) -> tuple[tuple[Path, Path], int]:
     """Write ``xml_path`` and its ``.bin``. Gives both, and the number of operations.
 
@@ -31,6 +33,8 @@ def convert(
         metadata: written under ``framework``, as OpenVINO keeps that of ONNX.
         change: makes another model of the one read, with a function that reads a fresh one.
         half_weights: weights in float16; what computes with them is the plugin's choice.
+        limits: both ends of each become bounds of the input's dimension, which OpenVINO itself
+            enforces; of a step the IR knows nothing.
 
     Raises:
         ExportFailedError: OpenVINO cannot read the graph.
@@ -43,11 +47,23 @@ def convert(
         raise ExportFailedError(f"OpenVINO cannot read the graph: {lines[-1][:200]}") from problem
     if change is not None:
         model = change(model, lambda: openvino.Core().read_model(str(onnx_path)))
+    _bound(openvino, model, limits)
     _name_by_place(model)
     for key, value in sorted(metadata.items()):
         model.set_rt_info(value, ["framework", key])
     openvino.save_model(model, str(xml_path), compress_to_fp16=half_weights)
     return (xml_path, xml_path.with_suffix(".bin")), len(model.get_ops())
+
+
+def _bound(openvino: Any, model: Any, limits: Sequence[AxisLimit]) -> None:
+    """Write both ends of each range into the shape of the input; open ends stay symbolic."""
+    ranges = {li.axis: openvino.Dimension(li.low, li.high) for li in limits if li.high is not None}
+    if not ranges:
+        return
+    port = model.input(0)
+    dims = enumerate(port.get_partial_shape())
+    shape = openvino.PartialShape([ranges.get(axis, dim) for axis, dim in dims])
+    model.reshape({port: shape})
 
 
 def _name_by_place(model: Any) -> None:

@@ -302,7 +302,14 @@ class _Export:
         written = write_onnx(chosen.model, onnx_path, {})
         try:
             half = self.request.precision is Precision.FP16
-            files, operations = convert(onnx_path, xml, props, change=change, half_weights=half)
+            files, operations = convert(
+                onnx_path,
+                xml,
+                props,
+                change=change,
+                half_weights=half,
+                limits=self.plan.limits,
+            )
         finally:
             for path in written.paths:
                 path.unlink(missing_ok=True)

@@ -116,7 +116,7 @@ class ReferenceSource(Source):
         return ReferenceModel(self.facts(), module, origin)
 
     def outline(self) -> LoadedModel:
-        """The network without data, unless its weights are in the package."""
+        """The network with memory that holds nothing yet."""
         try:
             import torch
         except ImportError as problem:
@@ -124,6 +124,9 @@ class ReferenceSource(Source):
 
         with torch.device("meta"):
             module: Any = self.network.build(self._with_resample_rule())
+        # Encodings make tensors of numpy's on the way, which meet no parameters of `meta`; memory
+        # that nobody writes to costs nothing.
+        module.to_empty(device="cpu")
         if self.request.max_length is not None:
             module.set_max_length(self.request.max_length)
         return ReferenceModel(self.facts(), module, "none")
