@@ -46,7 +46,8 @@ ModelName: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A reference model, or hf:DIR_OR_ID for one of the transformers library.",
+        help="A reference model, timm:NAME, hf:DIR_OR_ID, torchvision:NAME, py:MODULE:CALLABLE, "
+        "or the path of an .onnx file.",
     ),
 ]
 Artifact: TypeAlias = Annotated[

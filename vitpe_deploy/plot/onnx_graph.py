@@ -280,11 +280,16 @@ class OnnxReader:
 
 
 def _read_names(graph: Any) -> None:
-    """Decode every name once, so that what is no text is noticed before the file is used."""
-    for node in graph.node:
-        _ = (*node.input, *node.output, node.name, node.op_type, node.domain)
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        _ = value.name
+    """Refuse names that are no text; protobuf gives those as bytes, or not at all.
+
+    Raises:
+        ValueError: there is one.
+    """
+    names = [n for node in graph.node for n in (*node.input, *node.output, node.op_type)]
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    names += [value.name for value in values]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("it has names that are no text")
 
 
 def _attribute(node: Any, name: str) -> tuple[int, ...]:
