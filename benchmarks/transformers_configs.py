@@ -60,6 +60,10 @@ SMALL: Mapping[str, Small] = {
     "beit-shared": Small("BeitModel", {**_PLAIN, "use_shared_relative_position_bias": True}),
     "data2vec-vision": Small("Data2VecVisionForImageClassification", _BEIT),
     "dinov3_vit": Small("DINOv3ViTModel", {**_PLAIN, "num_register_tokens": 4}),
+    "dinov3_convnext": Small(
+        "DINOv3ConvNextModel",
+        {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "image_size": 64},
+    ),
     "segformer": Small("SegformerForImageClassification", {**_SEGFORMER, **_LABELS}),
     "segformer-semantic": Small(
         "SegformerForSemanticSegmentation", {**_SEGFORMER, "decoder_hidden_size": 16, **_LABELS}

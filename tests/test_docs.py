@@ -25,6 +25,7 @@ from typer.main import get_command
 import vitpe_deploy
 from vitpe_deploy import cli, encodings
 from vitpe_deploy.encodings.base import EncodingSpec
+from vitpe_deploy.sources.transformers_family import FAMILIES, Family
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -165,7 +166,7 @@ def test_table_of_encodings_is_complete() -> None:
 @pytest.mark.parametrize("grid", [(4, 4), (3, 5), (6, 2), (1, 7)])
 def test_example_encoding_keeps_the_contract(grid: tuple[int, int]) -> None:
     namespace: dict[str, Any] = {"__name__": "coordinates"}
-    (block,) = blocks(CONTRIBUTING, "python")
+    (block,) = (b for b in blocks(CONTRIBUTING, "python") if "ENCODING = " in b)
     exec(compile(block, "CONTRIBUTING.md", "exec"), namespace)
     spec = EncodingSpec(grid=(4, 4), embed_dim=6, num_heads=2, depth=1, prefix_tokens=1)
     encoding = namespace["ENCODING"].build(spec)
@@ -182,6 +183,17 @@ def test_example_encoding_keeps_the_contract(grid: tuple[int, int]) -> None:
         encoding.tokens(tokens, encoding.fit(grid)), 1 + expected.expand(2, -1, -1)
     )
     assert encoding.describe().kind == "coordinates"
+
+
+def test_example_family_is_a_declaration_of_the_code() -> None:
+    (block,) = (b for b in blocks(CONTRIBUTING, "python") if "FAMILIES = " in b)
+    namespace: dict[str, Any] = {"__name__": "families"}
+    exec(compile(block, "CONTRIBUTING.md", "exec"), namespace)
+    shown_families = namespace["FAMILIES"]
+    assert len(shown_families) >= 2
+    for name, family in shown_families.items():
+        assert family == FAMILIES[name], name
+        assert family != Family(), name
 
 
 def test_extras_of_the_readme_exist() -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+
+from vitpe_deploy.errors import SourceError
+from vitpe_deploy.request import ModelRequest
+from vitpe_deploy.sources import open_source
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize(
     ("family", "mode"),
-    [("swin", "static"), ("dinov3_vit", "dynamic"), ("vit_mae", "dynamic")],
+    [
+        ("swin", "static"),
+        ("dinov3_vit", "dynamic"),
+        ("vit_mae", "dynamic"),
+        ("beit", "dynamic"),
+        ("data2vec-vision", "static"),
+    ],
 )
 def test_equal_to_the_library(family: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -26,3 +37,46 @@ def test_equal_to_the_library(family: str, mode: str, monkeypatch: pytest.Monkey
         assert worst is not None
         assert worst <= LIMIT, (engine, cell.max_rel)
     assert "coverage_transformers" in sys.modules
+
+
+_BEIT = {
+    "model_type": "beit", "architectures": ["BeitModel"], "hidden_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "intermediate_size": 8, "image_size": 80, "patch_size": 16,
+    "use_relative_position_bias": True,
+}  # fmt: skip
+
+
+def _folder(tmp_path: Path, config: str) -> str:
+    (tmp_path / "config.json").write_text(config)
+    return f"hf:{tmp_path}"
+
+
+def test_a_look_leaves_nothing_in_the_library(tmp_path: Path) -> None:
+    """BEiT's index is kept for the process, by grid: the referee reads what a look puts there."""
+    from transformers.models.beit.modeling_beit import BeitRelativePositionBias
+
+    facts = open_source(ModelRequest(_folder(tmp_path, json.dumps(_BEIT)))).facts()
+    assert facts.native is not None
+    assert (facts.native.height, facts.native.width) == (80, 80)
+    index = BeitRelativePositionBias.generate_relative_position_index((5, 5))
+    assert index.device.type == "cpu"
+    assert index.shape == (26, 26)
+    assert index[0, 0] == 9 * 9 + 2
+    assert index[1, 1] == 9 * 4 + 4  # the same place: the middle of the table
+    assert index[1, 25] == 0
+
+
+def test_tokens_of_a_convolutional_network_have_its_mean_before_them(tmp_path: Path) -> None:
+    config = {"model_type": "dinov3_convnext", "architectures": ["DINOv3ConvNextModel"],
+              "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "image_size": 64}  # fmt: skip
+    facts = open_source(ModelRequest(_folder(tmp_path, json.dumps(config)))).facts()
+    assert facts.prefix_tokens == 1
+    assert facts.grid_divisor == (32, 32)
+    assert set(facts.outputs) == {"tokens", "pooled", "cls", "feature-map"}
+
+
+def test_config_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    depth = 200_000
+    model = _folder(tmp_path, '{"a":' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(SourceError, match=r"config\.json .* is not valid JSON: maximum recursion"):
+        open_source(ModelRequest(model)).facts()

@@ -250,7 +250,7 @@ def _read_json(path: Path | None) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as problem:
+    except (ValueError, OSError, RecursionError) as problem:
         raise SourceError(f"{path.name} in {path.parent} is not valid JSON: {problem}") from problem
     if not isinstance(content, dict):
         raise SourceError(f"{path.name} in {path.parent} is not a JSON object")

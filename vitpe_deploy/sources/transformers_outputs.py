@@ -39,7 +39,9 @@ def forward(module: nn.Module, pixels: Tensor, *, flag: bool) -> dict[str, Tenso
         handle.remove()
     found = _named(result)
     for name, value in _named(seen[-1] if seen else None).items():
-        found.setdefault(name, value)
+        # DINOv3's ConvNeXt makes normed tokens of its encoder's map: the map is not an output.
+        if name != "feature-map" or "tokens" not in found:
+            found.setdefault(name, value)
     return found
 
 

@@ -12,6 +12,7 @@ and pixels that fall off the border are noted, as the library drops them without
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,7 @@ class Outcome:
 def run(probe: nn.Module, size: Resolution, channels: int, forward: Forward) -> Outcome:
     """Run a copy of a network of the ``meta`` device; some keep what they saw (Swin's windows)."""
     module = copy.deepcopy(probe)
+    _compute_afresh(module)
     tables: list[TableResample] = []
     dropped: list[str] = []
 
@@ -78,6 +80,20 @@ def run(probe: nn.Module, size: Resolution, channels: int, forward: Forward) -> 
     except Exception as problem:  # whatever a forward raises at a size it was not made for
         return Outcome(reason=_line(problem))
     return Outcome(floors=bool(dropped), tables=tuple(tables), outputs=outputs)
+
+
+def _compute_afresh(module: nn.Module) -> None:
+    """Let a copy compute what its classes would keep for the whole process.
+
+    BEiT's index of relative positions is cached by the grid alone: computed on the ``meta`` device,
+    it would be given to every later network of that grid, the referee among them, whose biases were
+    then read from nowhere. Caches of bound methods are keyed by the copy and need no care.
+    """
+    for child in module.modules():
+        for name in {n for cls in type(child).__mro__ for n in vars(cls)}:
+            held = inspect.getattr_static(type(child), name)
+            if isinstance(held, staticmethod) and hasattr(held.__func__, "__wrapped__"):
+                setattr(child, name, inspect.unwrap(held.__func__))
 
 
 def _cuts(conv: nn.Conv2d) -> bool:
