@@ -28,12 +28,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from coverage import ENGINES, LIMIT, MODES, Cell, _shown, read_refusals, run_process, summary, table
+from coverage import (
+    ENGINES,
+    MODES,
+    Cell,
+    _shown,
+    read_refusals,
+    run_process,
+    summary,
+    table,
+)
+from coverage import LIMIT as LIMIT
 from transformers_configs import SMALL, build
 
+HERE = Path(__file__).resolve().parent
 REFUSALS = HERE / "coverage_refusals_transformers.toml"
 _TABLES = re.compile(
     r"(position_embeddings?|pos_embed|bias_table|attention_biases|rel_pos_[hw]|cls_token"

@@ -251,7 +251,7 @@ class _Export:
         chosen = spelled[target]
         name = graph.file_name(kind, self.request.target)
         precise = Precise(self.request, self.plan.outputs, name)
-        if kind is Format.ONNX:
+        if kind is Format.ONNX and self.request.precision is not Precision.FP32:
             with self.clock.step("quantize"):
                 chosen = precise.onnx(chosen, graph, loaded)
         with self.clock.step("write"):

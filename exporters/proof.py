@@ -28,6 +28,7 @@ from vitpe_deploy.parity import (
     check_layers,
     make_case,
     row_words,
+    unable_rows,
 )
 from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.progress import Progress, Silent
@@ -127,19 +128,33 @@ def prove(
         for runtime in engines_for(artifact.kind, verify.runtimes):
             target = ParityTarget(artifact.path, runtime, verify.device, request.threads)
             label = str(request.output_dir / artifact.path.name)
-            found = check(
-                target,
-                cases,
-                expected,
-                plan.outputs,
-                verify.tolerance,
-                artifact=label,
-                min_agreement=floor,
-            )
+            able = True
+            try:
+                found = check(
+                    target,
+                    cases,
+                    expected,
+                    plan.outputs,
+                    verify.tolerance,
+                    artifact=label,
+                    min_agreement=floor,
+                )
+            except ArtifactError as problem:
+                if floor is None:
+                    raise
+                able = False  # not every engine has every integer operator
+                found = unable_rows(
+                    target,
+                    cases,
+                    plan.outputs,
+                    artifact=label,
+                    floor=floor,
+                    problem=problem.message,
+                )
             found = name_first_block(found, cases, referee, manifest.layer_values)
             rows += found
             _report_rows(progress, runtime, artifact, found)
-            if verify.layers:
+            if verify.layers and able:
                 names = manifest.layer_values
                 activations = referee.outputs(cases[0].size, cases[0].inputs, names)
                 verdict = check_layers(

@@ -28,6 +28,8 @@ MODEL = [
 EXPORT_KEYS = {
     "schema",
     "model",
+    "reference",
+    "candidates",
     "encoding",
     "resample_rule",
     "weights",
@@ -65,6 +67,7 @@ PARITY_KEYS = {
     "limit",
     "limit_needed",
     "passed",
+    "criterion",
     "inputs",
     "problem",
 }
@@ -193,7 +196,7 @@ def test_export_json_is_one_document_and_nothing_else(
         assert row["artifact"] == record["path"]
         assert row["max_rel"] <= 1e-5
     assert set(document["steps_s"]) == {
-        *("load", "fit", "trace", "optimise", "simplify", "write", "parity")
+        *("load", "fit", "trace", "optimise", "simplify", "quantize", "write", "parity")
     }
     assert {p["name"] for p in document["passes"]} >= {"attention", "tidy"}
     assert all(set(p) == {"artifact", "name", "changed", "refused"} for p in document["passes"])

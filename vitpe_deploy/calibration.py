@@ -32,8 +32,8 @@ def check_calibration(word: str, layout: InputLayout) -> None:
     """Refuse, before anything is loaded, what cannot be calibration data.
 
     Raises:
-        UsageError: no such file or folder, or nothing in it.
-        ArtifactError: an ``.npz`` that cannot be read or does not fit the model.
+        UsageError: no such file or folder, nothing in it, or arrays that do not fit the model.
+        ArtifactError: an ``.npz`` that is damaged or holds NaN.
     """
     if word == RANDOM:
         return
@@ -92,13 +92,14 @@ def _read_npz(path: Path, layout: InputLayout) -> Array:
     """The array of the model's input [samples, ...] in its dtype.
 
     Raises:
-        ArtifactError: damaged, pickled, of another name, rank, channels or dtype, or not finite.
+        UsageError: of another name, rank, channels or dtype, or token ids out of range.
+        ArtifactError: damaged, pickled or not finite.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = list(archive.files)
             if names != [layout.name]:
-                raise ArtifactError(
+                raise UsageError(
                     f"--calibration {path} holds {', '.join(names) or 'nothing'}, the model takes "
                     f"{layout.name}",
                     hint=f"Save it with np.savez(path, {layout.name}=samples).",
@@ -115,13 +116,13 @@ def _read_npz(path: Path, layout: InputLayout) -> Array:
         axis in free or data.shape[axis] == n for axis, n in enumerate(shape)
     )
     if not fits or data.size == 0:
-        raise ArtifactError(
+        raise UsageError(
             f"--calibration {path}: {layout.name} has shape {list(data.shape)}, the model takes "
             f"{['?' if axis in free else n for axis, n in enumerate(shape)]}"
         )
     wanted = np.dtype(layout.dtype)
     if data.dtype.kind != wanted.kind:
-        raise ArtifactError(
+        raise UsageError(
             f"--calibration {path}: {layout.name} is {data.dtype}, the model takes {layout.dtype}",
             hint="Save prepared inputs, as the model takes them.",
         )
@@ -129,7 +130,7 @@ def _read_npz(path: Path, layout: InputLayout) -> Array:
         raise ArtifactError(f"--calibration {path}: {layout.name} holds NaN or infinity")
     vocabulary = getattr(layout, "vocab_size", None)
     if vocabulary is not None and (data.min() < 0 or data.max() >= vocabulary):
-        raise ArtifactError(
+        raise UsageError(
             f"--calibration {path}: token ids must be from 0 to {vocabulary - 1}, "
             f"got {data.min()} to {data.max()}"
         )
@@ -150,12 +151,17 @@ def agreement_inputs(
 
     That is the case without calibration data, when they are gone since, and when an ``.npz`` holds
     another size.
+
+    Raises:
+        UsageError: the data are there, but do not fit the model any more.
+        ArtifactError: they cannot be read.
     """
     if word is None or (word != RANDOM and not Path(word).exists()):
         return None
+    check_calibration(word, layout)
     try:
         batches = calibration_batches(word, layout, size, batch, preprocess)
-    except UsageError:
+    except UsageError:  # samples of another size
         return None
     if images is not None:
         batches += layout.arrays(size, batch, preprocess=preprocess, images=images, seeds=0)[1:]

@@ -25,7 +25,7 @@ MODEL = "Model"
 
 EXIT_CODES = (
     "Exit codes: 0 fine; 1 failed; 2 usage; 3 parity outside tolerance (files are kept and "
-    "marked as failed); 130 interrupted."
+    "marked as failed); 4 slower than the baseline (vitpe-bench); 130 interrupted."
 )
 
 

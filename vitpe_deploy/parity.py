@@ -265,6 +265,41 @@ def check(
     return tuple(rows)
 
 
+def unable_rows(
+    target: Target,
+    cases: Iterable[ParityCase],
+    names: Sequence[str],
+    *,
+    artifact: str,
+    floor: float,
+    problem: str,
+) -> tuple[ParityRow, ...]:
+    """Failed rows of an int8 file that an engine cannot load or run, in place of :func:`check`."""
+    return tuple(
+        ParityRow(
+            artifact=artifact,
+            runtime=target.runtime,
+            device=target.device,
+            precision_executed="none",
+            resolution=(case.size.height, case.size.width),
+            batch=case.batch,
+            output=name,
+            max_abs=None,
+            max_rel=None,
+            cosine=None,
+            top1_agreement=None,
+            limit=floor,
+            limit_needed=None,
+            passed=False,
+            inputs=0,
+            problem=problem,
+            criterion="cosine",
+        )
+        for case in cases
+        for name in names
+    )
+
+
 def _by_agreement(row: ParityRow, result: Comparison, floor: float) -> ParityRow:
     value, criterion = least_agreement(result, row.inputs, floor)
     good = result.problem is None and value >= floor

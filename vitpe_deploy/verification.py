@@ -24,6 +24,7 @@ from vitpe_deploy.parity import (
     check_layers,
     make_case,
     row_words,
+    unable_rows,
 )
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import Dynamic, ModelRequest, Resolution, SizeRange, Tolerance
@@ -66,7 +67,8 @@ def run_verify(
     if is_bundle(path):
         return _verify_bundle(path, options, against, shown)
     manifest = read_manifest(path)
-    if sha256_of(path) != manifest.sha256:
+    intact = sha256_of(path) == manifest.sha256
+    if not intact:
         shown.note(f"warning: {path.name} is not the file its manifest was written for (sha256)")
     loaded = _load(manifest, against, shown)
     symbolic = Dynamic(manifest.dynamic).size
@@ -86,19 +88,28 @@ def run_verify(
     tolerance = _tolerance(manifest, options)
     for runtime in _runtimes(manifest, options):
         target = Target(path, runtime, options.device, options.threads)
-        found = check(
-            target,
-            cases,
-            expected,
-            names,
-            tolerance,
-            artifact=str(path),
-            min_agreement=manifest.min_agreement,
-        )
+        floor, able = manifest.min_agreement, True
+        try:
+            found = check(
+                target,
+                cases,
+                expected,
+                names,
+                tolerance,
+                artifact=str(path),
+                min_agreement=floor,
+            )
+        except ArtifactError as problem:
+            if floor is None or not intact:
+                raise
+            able = False  # not every engine has every integer operator
+            found = unable_rows(
+                target, cases, names, artifact=str(path), floor=floor, problem=problem.message
+            )
         rows += found
         for row in found:
             _show(shown, row)
-        if options.layers:
+        if options.layers and able:
             verdict = _layers(target, cases[0], manifest, referee.outputs, tolerance, shown)
             layers.append(verdict)
     return _report(path, manifest, "pytorch", rows, layers)

@@ -17,7 +17,7 @@ from torch import nn
 import exporters.onnx_file
 import vitpe_deploy
 from exporters.quantize.linear import int8_weights
-from vitpe_deploy.errors import MissingExtraError, UsageError
+from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError, VitpeError
 from vitpe_deploy.manifest import read_manifest
 from vitpe_deploy.models.presets import VIT_PRESETS, with_options
 from vitpe_deploy.models.vit import VisionTransformer
@@ -86,6 +86,34 @@ def test_a_floor_above_the_agreement_fails_and_keeps_the_file(digits: Path, tmp_
     assert report.verdict == "failed"
     assert path.is_file()
     assert read_manifest(path).verdict == "failed"
+
+
+def test_an_engine_that_cannot_load_int8_is_a_failed_row(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_openvino(name: str, path: Path, **options: Any) -> Any:
+        if name == "openvino":
+            raise ArtifactError(f"openvino cannot load {path.name}: no kernel of that kind")
+        return open_runtime(name, path, **options)
+
+    monkeypatch.setattr("vitpe_deploy.parity.open_runtime", without_openvino)
+    report = vitpe_deploy.export(
+        "digits-learned-1d", precision="int8", calibration=digits, int8_method="static",
+        min_agreement=0.9, output_dir=tmp_path, threads=1,
+    )  # fmt: skip
+    path = Path(report.artifacts[0].path)
+    again = vitpe_deploy.verify(path, threads=1)
+    for found in (report, again):
+        rows = {row.runtime: row for row in found.parity}
+        assert rows["onnxruntime"].passed
+        assert not rows["openvino"].passed
+        assert "no kernel of that kind" in str(rows["openvino"].problem)
+        assert rows["openvino"].inputs == 0
+        assert found.verdict == "failed"
+    # a file that was changed since is no matter of engines: here by a doc_string of one letter
+    path.write_bytes(path.read_bytes() + b"\x32\x01x")
+    with pytest.raises(ArtifactError, match="no kernel"):
+        vitpe_deploy.verify(path, threads=1)
 
 
 class Heavy(nn.Module):
@@ -170,24 +198,25 @@ def test_refusals(tmp_path: Path, options: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    ("arrays", "code", "words"),
     [
-        ({"pixels": np.zeros((2, 1, 32, 32), np.float32)}, "the model takes pixel_values"),
-        ({"pixel_values": np.zeros((2, 3, 32, 32), np.float32)}, "has shape"),
-        ({"pixel_values": np.zeros((2, 1, 32, 32), np.int64)}, "is int64"),
-        ({"pixel_values": np.full((2, 1, 32, 32), np.nan, np.float32)}, "NaN"),
-        ({"pixel_values": np.array([{}], dtype=object)}, "cannot be read"),
+        ({"pixels": np.zeros((2, 1, 32, 32), np.float32)}, 2, "the model takes pixel_values"),
+        ({"pixel_values": np.zeros((2, 3, 32, 32), np.float32)}, 2, "has shape"),
+        ({"pixel_values": np.zeros((2, 1, 32, 32), np.int64)}, 2, "is int64"),
+        ({"pixel_values": np.full((2, 1, 32, 32), np.nan, np.float32)}, 1, "NaN"),
+        ({"pixel_values": np.array([{}], dtype=object)}, 1, "cannot be read"),
     ],
 )
 def test_calibration_files_are_checked(
-    tmp_path: Path, arrays: dict[str, np.ndarray], words: str
+    tmp_path: Path, arrays: dict[str, np.ndarray], code: int, words: str
 ) -> None:
     path = tmp_path / "data.npz"
     np.savez(path, **arrays)
-    with pytest.raises(vitpe_deploy.errors.VitpeError, match=words):
+    with pytest.raises(VitpeError, match=words) as caught:
         vitpe_deploy.export(
             "digits-learned-1d", precision="int8", calibration=path, output_dir=tmp_path / "out"
         )
+    assert caught.value.exit_code == code
 
 
 def test_openvino_int8_without_nncf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
