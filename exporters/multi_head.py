@@ -70,7 +70,7 @@ def _projected(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
     """[B, L, E] -> [B, H, L, d]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return torch.unflatten(x, -1, (heads, -1)).transpose(1, 2)
 
 
 def _mask(call: Mapping[str, Any], batch: int, heads: int) -> Tensor | None:
@@ -78,7 +78,7 @@ def _mask(call: Mapping[str, Any], batch: int, heads: int) -> Tensor | None:
     mask, padding = call["attn_mask"], call["key_padding_mask"]
     if mask is not None:
         mask = _additive(mask, call["query"].dtype)
-        mask = mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (batch, heads))
+        mask = mask[None, None] if mask.dim() == 2 else torch.unflatten(mask, 0, (batch, heads))
     if padding is None:
         return mask  # type: ignore[no-any-return]
     own = _additive(padding, call["query"].dtype)[:, None, None, :]

@@ -21,7 +21,7 @@ _SKIPPED = ["fuse_matmul_add_bias_into_gemm", "fuse_matmul_add_bias_into_gemm_ba
 
 
 def simplify(model: ir.Model) -> ir.Model:
-    """The simplified graph; outputs, their shapes and large initializers stay as they were.
+    """The simplified graph; inputs, outputs, their shapes and large initializers stay as they were.
 
     Raises:
         ExportFailedError: onnxsim refused the graph.
@@ -80,6 +80,8 @@ def _without_inner_shapes(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _keep_declared_shapes(before: ir.Graph, after: ir.Graph) -> None:
-    """Symbolic output shapes are the tracer's: onnxsim replaces expressions by fresh names."""
-    for old, new in zip(before.outputs, after.outputs, strict=True):
+    """Symbolic shapes are the tracer's: onnxsim replaces expressions and lone names by its own."""
+    inputs = {value.name: value for value in before.inputs}
+    pairs = [(inputs[v.name], v) for v in after.inputs if v.name in inputs]
+    for old, new in (*pairs, *zip(before.outputs, after.outputs, strict=True)):
         new.shape, new.type = old.shape, old.type

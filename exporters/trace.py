@@ -228,6 +228,7 @@ def trace(
     symbolic = layout.symbolic_axes(dynamic)
     program = _export(wrapped, example, layout.name, symbolic, names, opset)
     model: ir.Model = program.model
+    _free_output_names(model.graph)
     _name_dimensions(model, symbolic)
     _drop_prefix(model.graph, "module.")
     layer_values = _keep_as_inner_values(model.graph, [n for n in blocks if n not in outputs])
@@ -293,6 +294,19 @@ def _export(
             f"torch could not trace the model: {reason}",
             hint="Run again with -vv for torch's own report.",
         ) from problem
+
+
+def _free_output_names(graph: ir.Graph) -> None:
+    """Torch calls a value after its operator, so a lookup is ``embedding``, as an output may be."""
+    outputs = {value.name for value in graph.outputs}
+    for name in outputs & set(graph.initializers):  # a lookup that torch folded
+        constant = graph.initializers.pop(str(name))
+        constant.name = f"{name}_inner"
+        graph.register_initializer(constant)
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.name in outputs and not value.is_graph_output():
+                value.name = f"{value.name}_inner"
 
 
 def _name_dimensions(model: ir.Model, symbolic: Mapping[int, str]) -> None:

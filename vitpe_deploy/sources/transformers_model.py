@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitpe_deploy.errors import SourceError
@@ -93,7 +94,7 @@ class PictureModel(WatchedModel):
             if facts.size_rule.remainder == "floors":
                 grid = (inputs.shape[-2] // h, inputs.shape[-1] // w)
             patches = tokens[:, facts.prefix_tokens :]
-            found["feature-map"] = patches.transpose(1, 2).unflatten(2, grid)
+            found["feature-map"] = torch.unflatten(patches.transpose(1, 2), 2, grid)
         return {name: found[name] for name in names}
 
     def _observed(self, size: Resolution, *, symbolic: bool) -> list[TableResample]:
@@ -102,7 +103,7 @@ class PictureModel(WatchedModel):
         seen = run(
             module,
             size,
-            self.facts.input.channels,
+            self.facts.input.shape(size, 1)[1],
             lambda m, x: self.call(m, x, self.facts.default_outputs),
         )
         if seen.reason:

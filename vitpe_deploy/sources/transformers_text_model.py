@@ -82,7 +82,7 @@ def stretch_table(module: nn.Module, table: PositionTable) -> None:
     rows = stretch_rows(old.weight.detach())
     parent_path, _, name = table.path.rpartition(".")
     parent = module.get_submodule(parent_path)
-    setattr(parent, name, nn.Embedding.from_pretrained(rows))
+    setattr(parent, name, nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows))
     length = stretched_length(table.rows)
     for buffer, value in list(parent.named_buffers(recurse=False)):
         if buffer in _BUFFERS and value.shape == (1, table.rows):
@@ -166,7 +166,7 @@ class TextModel(LoadedModel):
         Raises:
             SizeError: the text is longer than the limit; the message has both numbers.
         """
-        length = inputs.shape[1]
+        length: int | torch.SymInt = inputs.shape[1]
         limit = self.facts.size_rule.limit  # type: ignore[attr-defined]
         if isinstance(length, torch.SymInt):
             torch._check(length <= limit)
