@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
 
 import exporters.onnx_file
 import vitpe_deploy
+from exporters.quantize.fp16 import convert
 from exporters.quantize.linear import int8_weights
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError, VitpeError
 from vitpe_deploy.manifest import read_manifest
@@ -151,6 +154,30 @@ def test_an_overflowing_residual_stays_float32(tmp_path: Path, size: int) -> Non
     assert report.verdict == "passed"
     kinds = [w.data_type for w in onnx.load(path).graph.initializer if len(w.dims) == 2]
     assert kinds.count(onnx.TensorProto.FLOAT16) >= 8
+
+
+@pytest.mark.parametrize("largest", [8e4, 700.0, 100.0])
+def test_large_values_stay_float32_in_true_float16_arithmetic(largest: float) -> None:
+    """Engines on a CPU may compute float16 in float32; numpy, behind onnx's evaluator, does not."""
+    helper = onnx.helper
+    info = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 4]) for n in "xy"]
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["h"]),
+        helper.make_node("Add", ["h", "h"], ["s"]),
+        helper.make_node("Sub", ["s", "h"], ["y"]),
+    ]
+    model = helper.make_model(
+        helper.make_graph(nodes, "residual", info[:1], info[1:]),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=9,
+    )
+    x = np.array([[1.0, 2.0, 3.0, np.sqrt(largest / 2)]], np.float32)
+    graph = onnx_ir.from_proto(model)
+    span = {"x": (1.0, float(x.max())), "h": (1.0, largest / 2), "s": (2.0, largest)}
+    changed = convert(graph, span | {"y": (1.0, largest / 2)})
+    assert changed == (3 if largest == 100.0 else 1 if largest == 700.0 else 0)
+    (found,) = ReferenceEvaluator(onnx_ir.to_proto(graph)).run(None, {"x": x})
+    np.testing.assert_allclose(found, x * x, rtol=2e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
