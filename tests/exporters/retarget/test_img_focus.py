@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ def original() -> Path:
 
 
 @pytest.fixture(scope="module")
-def any_size(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def any_size(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same graph with symbolic height and width, otherwise untouched: the oracle."""
     model = onnx.load(original)
     for axis, name in ((2, "height"), (3, "width")):
@@ -36,7 +35,7 @@ def any_size(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         output.type.tensor_type.ClearField("shape")
     path = tmp_path_factory.mktemp("original") / "any.onnx"
     onnx.save(model, path)
-    yield path
+    return path
 
 
 def _expected(path: Path, pixels: np.ndarray) -> np.ndarray:
