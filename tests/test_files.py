@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.errors import ArtifactError, UsageError
 from vitpe_deploy.files import StagedFiles, finish_interrupted
 
 SETS = {"old": "old " * 50, "new": "new " * 70}
@@ -85,6 +86,101 @@ def test_killed_at_every_step_leaves_the_old_set_or_the_new(tmp_path: Path) -> N
     # Both happen, and once the new set is there it stays.
     assert after == sorted(after, reverse=True)
     assert set(after) == set(SETS.values())
+
+
+INTERRUPTED = textwrap.dedent(
+    """
+    import json, os, signal, sys
+    from pathlib import Path
+    from vitpe_deploy.files import StagedFiles
+
+    root, old, new, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].split(",")
+    seen, last, folder, results = 0, 0, root, []
+
+    def interrupt_at_the_last(event, arguments):
+        global seen
+        if event == "open" or event.startswith(("os.", "shutil.", "tempfile.")):
+            if any(str(folder) in str(a) for a in arguments):
+                seen += 1
+                if seen == last:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+    def write(text):
+        with StagedFiles(folder) as staging:
+            for name in names:
+                staging.path(name).write_text(text)
+            staging.commit()
+
+    sys.addaudithook(interrupt_at_the_last)
+    for step in range(1, 100):
+        folder, last = root / f"step{step}", 0
+        write(old)
+        seen, last = 0, step
+        try:
+            write(new)
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+        if seen < step:
+            break
+        last = 0
+        found = {p.name: p.read_text() if p.is_file() else None for p in folder.iterdir()}
+        results.append([interrupted, found])
+    print(json.dumps(results))
+    """
+)
+
+
+def test_interrupted_at_every_step_leaves_the_old_set_or_the_new(tmp_path: Path) -> None:
+    """Ctrl-C, and SIGTERM which unwinds alike: also while the files are moved."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path), *SETS.values(), ",".join(NAMES)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert len(results) > 12
+    assert all(interrupted for interrupted, _ in results[:-3])  # rmtree swallows none either
+    texts = []
+    for step, (_, found) in enumerate(results, start=1):
+        sets = {name: text for name, text in found.items() if name in NAMES}
+        assert set(sets) == set(NAMES), step
+        assert len(set(sets.values())) == 1, f"half an export after step {step}"
+        texts.append(sets[NAMES[0]])
+        strays = set(found) - set(NAMES)
+        assert all(name.startswith(".vitpe-tmp-") for name in strays), step
+        if strays:  # interrupted while it cleaned up: the next writer does
+            with StagedFiles(tmp_path / f"step{step}"):
+                pass
+        assert sorted(p.name for p in (tmp_path / f"step{step}").iterdir()) == sorted(NAMES)
+    assert texts == sorted(texts, reverse=True)
+    assert set(texts) == set(SETS.values())
+
+
+def test_files_that_came_in_the_meantime_are_not_replaced_unasked(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="b exists already"),
+        StagedFiles(tmp_path) as staging,
+    ):
+        for name in ("a", "b"):
+            staging.path(name).write_text("mine")
+        (tmp_path / "b").write_text("theirs")
+        staging.commit(replace=False)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("b", "theirs")]
+
+
+def test_folder_in_the_way_is_found_before_anything_moves(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(ArtifactError, match="in the way"), StagedFiles(tmp_path) as staging:
+        for name in ("a", "b"):
+            staging.path(name).write_text("new")
+        staging.commit()
+    assert (tmp_path / "a").read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_live_writers_are_left_alone(tmp_path: Path) -> None:

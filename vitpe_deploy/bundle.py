@@ -89,7 +89,7 @@ def write_bundle(
                         data = _npy(named[output.name])
                         _write(bundle, f"case{number}/out{k}_{place}.npy", data)
             _write(bundle, _CASES, json.dumps(described).encode())
-        return staging.commit()[0]
+        return staging.commit(replace=force)[0]
 
 
 def _write(bundle: zipfile.ZipFile, name: str, data: bytes) -> None:

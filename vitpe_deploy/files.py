@@ -81,8 +81,16 @@ class StagedFiles:
             self._names.append(name)
         return self._staging / name
 
-    def commit(self) -> tuple[Path, ...]:
-        """Move every staged file to its name. Gives the final paths."""
+    def commit(self, *, replace: bool = True) -> tuple[Path, ...]:
+        """Move every staged file to its name. Gives the final paths.
+
+        ``replace`` decides about files of those names that are there by now: another process may
+        have written them since the start.
+
+        Raises:
+            UsageError: a file is in the way, and ``replace`` is false.
+            ArtifactError: the folder or a staged file is gone, or the disk refuses.
+        """
         missing = [name for name in self._names if not (self._staging / name).is_file()]
         if missing:
             raise ArtifactError(
@@ -91,13 +99,26 @@ class StagedFiles:
             )
         try:
             with _one_at_a_time(self.folder):
+                self._check_ways(replace=replace)
                 _write_journal(self._staging, self._names)
                 _move(self._staging, self.folder, self._names)
+                (self._staging / _JOURNAL).unlink(missing_ok=True)
         except OSError as problem:
             raise _disk_error(self.folder, problem) from problem
         finals = tuple(self.folder / name for name in self._names)
         self._names.clear()
         return finals
+
+    def _check_ways(self, *, replace: bool) -> None:
+        """Nothing may stop the moves half-way, so what would is found before the first."""
+        finals = [self.folder / name for name in self._names]
+        folder = next((path for path in finals if path.is_dir()), None)
+        if folder is not None:
+            raise ArtifactError(
+                f"cannot write {folder}: a folder of that name is in the way",
+                hint="Remove it, or choose another folder with --output.",
+            )
+        refuse_existing(finals, force=replace)
 
     def __exit__(
         self,
@@ -106,6 +127,10 @@ class StagedFiles:
         trace: TracebackType | None,
     ) -> None:
         if self._staging != self.folder:
+            # Ctrl-C in the midst of the moves: what has begun is finished, never half undone.
+            if names := _read_journal(self._staging):
+                with suppress(OSError), _one_at_a_time(self.folder):
+                    _move(self._staging, self.folder, names)
             shutil.rmtree(self._staging, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)

@@ -202,5 +202,5 @@ def _save(
         for (place, key), file in names.items():
             with staging.path(file).open("wb") as target:
                 np.save(target, rows[place][1][key], allow_pickle=False)
-        staging.commit()
+        staging.commit(replace=force)
     return {key: str(folder / file) for key, file in names.items()}

@@ -70,7 +70,7 @@ def draw(
             # What matplotlib writes about itself changes with its version and with the clock.
             facts = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             figure.savefig(staged.path(path.name), format=kind, dpi=DPI, metadata=facts)
-            staged.commit()
+            staged.commit(replace=force)
     return path
 
 
