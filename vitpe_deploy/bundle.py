@@ -126,6 +126,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
 
 def _unpack(path: Path, folder: Path) -> Bundle:
     with zipfile.ZipFile(path) as bundle:
+        _refuse_bomb(path, bundle)
         manifest = Manifest.model_validate_json(bundle.read(_MANIFEST))
         for name in manifest.files:
             if Path(name).name != name or name in ("", ".", ".."):
@@ -153,6 +154,24 @@ def _unpack(path: Path, folder: Path) -> Bundle:
                 ]
             )
     return Bundle(manifest, artifact, tuple(cases), tuple(stored))
+
+
+def _refuse_bomb(path: Path, bundle: zipfile.ZipFile) -> None:
+    """Bundles are stored as they are, so what is in them is no larger than they.
+
+    Raises:
+        ArtifactError: a compressed member, or members that claim more bytes than there are.
+    """
+    members = bundle.infolist()
+    packed = next((m for m in members if m.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise ArtifactError(
+            f"{path} is not a bundle of ours: {packed.filename!r} in it is compressed",
+            hint="Make it with vitpe-verify ARTIFACT --bundle.",
+        )
+    claimed, size = sum(m.file_size for m in members), path.stat().st_size
+    if claimed > size:
+        raise ArtifactError(f"{path} is damaged: it has {size} bytes and claims to hold {claimed}")
 
 
 def _load(bundle: zipfile.ZipFile, name: str) -> np.ndarray:

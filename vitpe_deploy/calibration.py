@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vitpe_deploy.errors import ArtifactError, UsageError
+from vitpe_deploy.errors import ArtifactError, UsageError, VitpeError
 from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.request import Resolution
 
@@ -26,6 +26,9 @@ RANDOM = "random"
 
 MOST_SAMPLES = 256
 """Samples beyond these are left out: ranges hardly move, and each takes an inference."""
+
+MOST_BYTES = 2 << 30
+"""An ``.npz`` that unpacks to more is not read: a few compressed bytes can claim any size."""
 
 
 def check_calibration(word: str, layout: InputLayout) -> None:
@@ -104,10 +107,14 @@ def _read_npz(path: Path, layout: InputLayout) -> Array:
                     f"{layout.name}",
                     hint=f"Save it with np.savez(path, {layout.name}=samples).",
                 )
+            _refuse_bomb(path)
             data = archive[layout.name]
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as problem:
+    except VitpeError:
+        raise
+    except Exception as problem:  # of zipfile, zlib, and numpy's header parser
+        lines = str(problem).splitlines() or [type(problem).__name__]
         raise ArtifactError(
-            f"--calibration {path} cannot be read: {str(problem).splitlines()[0][:200]}",
+            f"--calibration {path} cannot be read: {lines[0][:200]}",
             hint="Arrays of numbers only, saved with np.savez: pickled objects are not loaded.",
         ) from problem
     shape = layout.shape(Resolution(1, 1), 1)
@@ -136,6 +143,16 @@ def _read_npz(path: Path, layout: InputLayout) -> Array:
         )
     converted: Array = data.astype(wanted, copy=False)
     return converted
+
+
+def _refuse_bomb(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        size = max(member.file_size for member in archive.infolist())
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"--calibration {path} unpacks to {size} bytes, more than {MOST_BYTES}",
+            hint=f"At most {MOST_SAMPLES} samples are used; save no more.",
+        )
 
 
 def agreement_inputs(

@@ -31,6 +31,9 @@ _NESTED = {
     },
     "SparseTensor": {1: "Tensor", 2: "Tensor"},
 }  # fmt: skip
+_DEEPEST = 100
+"""Messages inside messages; protobuf's own readers go no deeper either."""
+
 _GRAPH_FIELD = 7
 _TENSOR_NAME = 8
 _TENSOR_EXTERNAL_DATA = 13
@@ -131,7 +134,16 @@ def external_tensors(path: Path) -> list[ExternalTensor]:
         ) from error
 
 
-def _scan(view: memoryview, start: int, end: int, kind: str, found: list[ExternalTensor]) -> None:
+def _scan(
+    view: memoryview,
+    start: int,
+    end: int,
+    kind: str,
+    found: list[ExternalTensor],
+    depth: int = 0,
+) -> None:
+    if depth > _DEEPEST:
+        raise DamagedError(f"graphs inside graphs are nested more than {_DEEPEST} messages deep")
     if kind == "Tensor":
         tensor = _tensor(view, start, end)
         if tensor is not None:
@@ -140,7 +152,7 @@ def _scan(view: memoryview, start: int, end: int, kind: str, found: list[Externa
     nested = _NESTED[kind]
     for number, wire, low, high in wire_fields(view, start, end):
         if number in nested and wire == _BYTES:
-            _scan(view, low, high, nested[number], found)
+            _scan(view, low, high, nested[number], found, depth + 1)
 
 
 def _tensor(view: memoryview, start: int, end: int) -> ExternalTensor | None:

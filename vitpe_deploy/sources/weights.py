@@ -96,6 +96,8 @@ def _read(path: Path) -> StateDict:
     try:
         # Checkpoints from before torch 1.6 are no zip archives and cannot be mapped.
         mapped = zipfile.is_zipfile(path)
+        if mapped:
+            _refuse_compressed(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as problem:
         raise SourceError(
@@ -103,7 +105,33 @@ def _read(path: Path) -> StateDict:
             hint="Save a state dict (torch.save(model.state_dict(), ...)) or safetensors. "
             "Files that need code to be executed are not read.",
         ) from problem
-    return _unwrap(content, path)
+    weights = _unwrap(content, path)
+    _refuse_repeated(weights, path)
+    return weights
+
+
+def _refuse_compressed(path: Path) -> None:
+    """torch stores tensors as they are; what is compressed could be of any size when it is read."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{member.filename!r} in it is compressed")
+
+
+def _refuse_repeated(weights: StateDict, path: Path) -> None:
+    """Strides of zero make a few bytes a tensor of any size.
+
+    Raises:
+        SourceError: a tensor that is larger than the file.
+    """
+    size = path.stat().st_size
+    for name, tensor in weights.tensors.items():
+        if tensor.numel() * tensor.element_size() > size:
+            raise SourceError(
+                f"--weights {path}: {name} is {list(tensor.shape)}, more than the file's "
+                f"{size} bytes can hold",
+                hint="It was saved as an expanded view: save it with .contiguous().",
+            )
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
