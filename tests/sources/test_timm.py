@@ -6,12 +6,9 @@ reference is made by ``timm.create_model`` from the same file of weights, withou
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,14 +19,12 @@ from onnx import numpy_helper
 from torch import Tensor
 
 import vitpe_deploy
+from benchmarks.families import timm_networks
 from vitpe_deploy.errors import SizeError, SourceError, UnsupportedError, UsageError
 from vitpe_deploy.request import ModelRequest, Resolution
 from vitpe_deploy.runtimes import open_runtime
 from vitpe_deploy.sources import open_source
 
-timm = pytest.importorskip("timm")
-
-ROOT = Path(__file__).resolve().parents[2]
 RESIZING = {"Resize", "Upsample", "Interpolate"}
 CONTROL = {"Loop", "If", "ScatterND"}
 SLIM = {"depth": 2, "embed_dim": 96, "num_heads": 3, "num_classes": 7}
@@ -54,30 +49,15 @@ Model = tuple[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def coverage() -> ModuleType:
-    """``benchmarks/coverage.py``, whose reference is timm alone."""
-    path = ROOT / "benchmarks" / "coverage.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_coverage", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmarks_coverage"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def weights_of(
-    coverage: ModuleType, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def weights_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A weight file of a small network, drawn once."""
     known: dict[str, Path] = {}
 
     def draw(model: Model) -> Path:
         key = repr(model)
         if key not in known:
-            known[key] = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-            coverage.draw(*model, known[key])
+            saved = timm_networks.save(*model, tmp_path_factory.mktemp("weights"))
+            known[key] = saved.options["weights"]
         return known[key]
 
     return draw
@@ -145,7 +125,6 @@ def test_static_at_another_size(
     rule: str | None,
     fused: str,
     export: Any,
-    coverage: ModuleType,
     weights_of: Any,
 ) -> None:
     """C02, C07, C14, C15, C20: the network that timm makes for the size, in both engines."""
@@ -155,7 +134,7 @@ def test_static_at_another_size(
     found = operators(path)
     assert fused in found
     assert not found & (RESIZING | CONTROL | {"Softmax"})
-    right = timm_output(coverage, model, "static", weights_of(model), size)
+    right = timm_output(model, "static", weights_of(model), size)
     for engine, given in outputs(path, pixels_of(size)):
         assert max_rel(given, right) <= 1e-5, engine
 
@@ -167,7 +146,7 @@ DYNAMIC = [
 
 @pytest.mark.parametrize(("model", "step"), DYNAMIC, ids=lambda v: _id(v))
 def test_dynamic_at_sizes_that_were_not_traced(
-    model: Model, step: int, export: Any, coverage: ModuleType, weights_of: Any
+    model: Model, step: int, export: Any, weights_of: Any
 ) -> None:
     """C09, C16, C20: one file, any size and batch; no Resize, no control flow."""
     report = export(model, dynamic="all", verify=False)
@@ -176,7 +155,7 @@ def test_dynamic_at_sizes_that_were_not_traced(
     native = tuple(open_source(_request(model)).facts().native.as_list())
     unit = math.lcm(step, 16) if step != 14 else 14
     for size, batch in ((native, 1), ((4 * unit, 4 * unit), 2), ((5 * unit, 9 * unit), 3)):
-        right = timm_output(coverage, model, "dynamic", weights_of(model), size, batch)
+        right = timm_output(model, "dynamic", weights_of(model), size, batch)
         for engine, given in outputs(path, pixels_of(size, batch)):
             assert max_rel(given, right) <= 1e-5, (engine, size)
 
@@ -354,12 +333,12 @@ def test_wrapped_bfloat16_weights_with_another_class_count(weights_of: Any, tmp_
 
 
 def test_weights_of_another_training_size_are_resampled_once(
-    weights_of: Any, coverage: ModuleType, tmp_path: Path
+    weights_of: Any, tmp_path: Path
 ) -> None:
     """C05: weights of 160 px under a 224 px name go straight to 288, not by way of 224."""
     name, options = VIT
     trained = (name, {**options, "img_size": (160, 160)})
-    right = timm_output(coverage, VIT, "static", weights_of(trained), (288, 288))
+    right = timm_output(VIT, "static", weights_of(trained), (288, 288))
     report = vitpe_deploy.export(
         f"timm:{name}", 288, weights=weights_of(trained), model_kwargs=options, output_dir=tmp_path
     )
@@ -381,13 +360,11 @@ def test_all_outputs(export: Any, weights_of: Any) -> None:
     assert shapes["cls"] == [1, 96]
 
 
-def test_position_rule_can_be_overridden(
-    export: Any, coverage: ModuleType, weights_of: Any
-) -> None:
+def test_position_rule_can_be_overridden(export: Any, weights_of: Any) -> None:
     report = export(VIT, (96, 160), antialias=False)
     assert report.verdict == "passed"
     assert report.resample_rule == "bicubic"
-    right = timm_output(coverage, VIT, "static", weights_of(VIT), (96, 160))
+    right = timm_output(VIT, "static", weights_of(VIT), (96, 160))
     assert max_rel(outputs(report.artifacts[0].path, pixels_of((96, 160)))[0][1], right) > 1e-3
     with pytest.raises(UnsupportedError, match="geometric"):
         export(BEIT, (96, 144), antialias=False, force=True)
@@ -446,39 +423,7 @@ def test_file_of_another_size_is_noticed(export: Any, monkeypatch: pytest.Monkey
     assert export(BEIT, (96, 160)).verdict == "failed"
 
 
-# The coverage table.
-
-
-def test_coverage_cell_and_exit_code(coverage: ModuleType, capsys: Any) -> None:
-    """A right cell and a listed refusal: exit 0; the same refusal off the list: exit 1."""
-    cells = [
-        coverage.run_cell(VIT[0], "static", {**SLIM, "img_size": (96, 96)}),
-        coverage.run_cell("cait_xxs24_224", "static", {"depth": 1}),
-    ]
-    listed = coverage.read_refusals()
-    assert cells[0].worst("openvino") <= 1e-5
-    assert cells[0].export_s > 0
-    assert coverage.summary(cells, listed) == {
-        "right": 2, "wrong": 0, "refused": 2, "unlisted": 0, "crashed": 0,
-    }  # fmt: skip
-    assert coverage.summary(cells, [])["unlisted"] == 2
-    cells[0].max_rel["openvino"] = {"96x160": 3e-2}
-    assert coverage.summary(cells, listed)["wrong"] == 1
-    assert "WRONG" in coverage.table(cells, listed)
-
-
-def test_listed_refusals_name_lines_of_timm(coverage: ModuleType) -> None:
-    """Every entry points into the installed timm."""
-    root = Path(timm.__file__).parent.parent
-    for entry in coverage.read_refusals():
-        path, _, line = entry["source"].partition(":")
-        assert (root / path).is_file(), entry
-        assert int(line) <= len((root / path).read_text(encoding="utf-8").splitlines())
-        assert len(entry["reason"]) > 40
-
-
 def timm_output(
-    coverage: ModuleType,
     model: Model,
     mode: str,
     weights: Path,
@@ -487,12 +432,9 @@ def timm_output(
 ) -> Tensor:
     """What timm itself answers."""
     with torch.no_grad():
-        return coverage.reference(*_mode(model, mode), weights, size)(pixels_of(size, batch))
-
-
-def _mode(model: Model, mode: str) -> tuple[str, str, dict[str, Any]]:
-    name, options = model
-    return name, mode, options
+        network = timm_networks.network(*model, weights, mode, size)
+        right: Tensor = network(pixels_of(size, batch))
+    return right
 
 
 def _request(model: Model, weights: Path | None = None) -> ModelRequest:

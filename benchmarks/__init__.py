@@ -1,0 +1,1 @@
+"""Scripts that print numbers; they are not in the wheel."""
