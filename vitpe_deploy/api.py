@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,6 +25,7 @@ from vitpe_deploy.build_request import (
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError
 from vitpe_deploy.request import ExportRequest, ModelRequest, Resolution, closest
 from vitpe_deploy.towers import merged, split
+from vitpe_deploy.versions import BOUNDS, EXPORT, require, untested
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
     from vitpe_deploy.verification import VerifyOptions
 
 Model: TypeAlias = "str | nn.Module"
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Tracing changes what belongs to the whole process: torch's modes and number of threads, Python's
+warnings and streams. Calls from several threads wait for each other."""
 
 
 def export(
@@ -170,10 +177,11 @@ def export_request(
     request: ExportRequest, *, module: nn.Module | None = None, progress: Progress | None = None
 ) -> ExportReport:
     """Export a complete request. ``module`` takes the place of the request's MODEL string."""
-    exports = [(one, open_model(one, module)) for one in split(request)]
-    for one, source in exports:
-        plan_request(one, source)
-    return merged([run_request(one, source, progress=progress) for one, source in exports])
+    with _ONE_AT_A_TIME:
+        exports = [(one, open_model(one, module)) for one in split(request)]
+        for one, source in exports:
+            plan_request(one, source)
+        return merged([run_request(one, source, progress=progress) for one, source in exports])
 
 
 def open_model(request: ExportRequest, module: nn.Module | None = None) -> Source:
@@ -195,7 +203,7 @@ def plan_request(request: ExportRequest, source: Source) -> Plan:
 
     plan = make_plan(request, source.facts())
     folder = request.output_dir
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):  # pathlib's raise without permission
         raise UsageError(f"--output {folder} is a file", hint="Give a folder.")
     refuse_existing(plan.paths(request), force=request.force)
     if request.verify.images is not None:
@@ -214,6 +222,9 @@ def run_request(
         VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
     """
     run = require_exporters()
+    if progress is not None:
+        for line in untested(BOUNDS):
+            progress.note(f"note: {line}")
     report: ExportReport = run(request, source, progress=progress)
     return report
 
@@ -366,8 +377,10 @@ def require_exporters() -> Any:
     Raises:
         ArtifactError: another package of that name is first on the path.
         MissingExtraError: an exporter's dependency is not installed.
+        VersionError: one is installed and too old.
     """
     _require_own_exporters()
+    require(EXPORT)
     try:
         return importlib.import_module("exporters.pipeline").run_export
     except ModuleNotFoundError as problem:

@@ -21,7 +21,13 @@ import typer
 from typer.main import get_command
 
 from vitpe_deploy.console import error_block, wants_colour
-from vitpe_deploy.errors import InternalError, InterruptedRunError, UsageError, VitpeError
+from vitpe_deploy.errors import (
+    ArtifactError,
+    InternalError,
+    InterruptedRunError,
+    UsageError,
+    VitpeError,
+)
 from vitpe_deploy.request import closest
 
 _SHORT_FLAGS = re.compile(r"-[a-z]*")
@@ -103,6 +109,11 @@ def _as_error(problem: BaseException, prog: str) -> VitpeError:
         if not isinstance(cause, EOFError):
             return InterruptedRunError("interrupted")
         problem = cause
+    if isinstance(problem, OSError) and problem.strerror and problem.filename is not None:
+        # What the system refuses is no defect, wherever it was met.
+        return ArtifactError(
+            f"{problem.filename}: {problem.strerror}", hint="Check the path and its permissions."
+        )
     lines = str(problem).strip().splitlines()
     what = f"{type(problem).__name__}: {lines[0][:300]}" if lines else type(problem).__name__
     return InternalError(

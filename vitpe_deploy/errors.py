@@ -6,6 +6,7 @@
     │   └── UnsupportedError     exit 2   refused: no right answer exists for this request
     ├── DeviceError              exit 1   the engine or device is not on this machine
     ├── MissingExtraError        exit 1   an optional package is not installed
+    ├── VersionError             exit 1   an installed package is too old
     ├── SourceError              exit 1   a model or its weights cannot be loaded
     ├── ArtifactError            exit 1   a file is missing, damaged or not ours
     ├── ExportFailedError        exit 1   torch or a converter gave up
@@ -80,6 +81,12 @@ class MissingExtraError(VitpeError):
             f"{package} is not installed",
             hint=f"Run: pip install 'vitpe-deploy[{extra}]'",
         )
+
+
+class VersionError(VitpeError):
+    """An installed package is older than what works; the hint is the exact ``pip install``."""
+
+    kind = "version"
 
 
 class SourceError(VitpeError):

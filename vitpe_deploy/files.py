@@ -247,11 +247,16 @@ def refuse_existing(paths: Iterable[Path], *, force: bool) -> None:
 
     Raises:
         UsageError: names the first file that is there.
+        ArtifactError: the folder may not even be looked into.
     """
     if force:
         return
     for path in paths:
-        if path.exists():
+        try:
+            there = path.exists()
+        except OSError as problem:
+            raise _disk_error(path.parent, problem) from problem
+        if there:
             raise UsageError(
                 f"{path} exists already", hint="Use --force to replace it, or another --output."
             )

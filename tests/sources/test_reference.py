@@ -167,3 +167,13 @@ def test_range_that_does_not_fit_the_patch_is_refused(tmp_path: Path) -> None:
     for span in ("100:256", "96:256:10"):
         with pytest.raises(UsageError, match="do not fit patch size 16"):
             vitpe_deploy.export(dynamic="size", size_range=span, output_dir=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["depth=0", "num_heads=0", "patch_size=-16", "num_classes=-1", "mlp_ratio=nan", "drop_rate=1"],
+)
+def test_numbers_that_no_network_has_are_refused(option: str) -> None:
+    name, value = option.split("=")
+    with pytest.raises(UsageError, match=f"--model-kwarg {name} must be from"):
+        with_options(find_preset("vit_tiny_patch16_224")[1], {name: value})

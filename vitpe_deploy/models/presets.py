@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import closest
 
 DEFAULT_MODEL = "vit_small_patch16_224"
+
+_MAY_BE_ZERO = frozenset({"num_classes", "register_tokens", "projection_dim", "end_token_id"})
+_LARGEST = 1_000_000
+"""Of any size, count or width; tables of more rows than that are no positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +363,8 @@ def with_options(
     """A copy of a config with fields replaced, from values or from text as the shell gives it.
 
     Raises:
-        UsageError: no such field (closest named), or a value that does not read as its type.
+        UsageError: no such field (closest named), or a value that does not read as its type or
+            that no network can have.
     """
     hints = get_type_hints(type(config))
     changes: dict[str, Any] = {}
@@ -369,7 +375,29 @@ def with_options(
                 hint=f"{closest(name, hints)}Choose from: {', '.join(sorted(hints))}.",
             )
         changes[name] = _read(value, hints[name], f"{flag} {name}")
+        _check_range(name, changes[name], flag)
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def _check_range(name: str, value: Any, flag: str) -> None:
+    """Refuse numbers that no network has; what they would do to one shows only much later.
+
+    Raises:
+        UsageError: names the option, the value and the range.
+    """
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
+        if isinstance(number, float):
+            low, fits = 0.0, math.isfinite(number) and number >= 0
+            high = _LARGEST
+            if name == "drop_rate":
+                high, fits = 1, fits and number < 1
+        else:
+            low, high = int(name not in _MAY_BE_ZERO), _LARGEST
+            fits = low <= number <= high
+        if not fits:
+            raise UsageError(f"{flag} {name} must be from {low:g} to {high}, got {number}")
 
 
 def _read(value: Any, kind: Any, label: str) -> Any:

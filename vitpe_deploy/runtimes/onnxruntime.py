@@ -22,10 +22,14 @@ from vitpe_deploy.runtimes.base import (
 )
 from vitpe_deploy.runtimes.onnx_file import check_onnx_file
 from vitpe_deploy.threads import cpu_name
+from vitpe_deploy.versions import require_version
 
 _FATAL_ONLY = 4
 _CPU_PROVIDER = "CPUExecutionProvider"
 _OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
+
+# Weights stay where they are mapped, so that sessions of several files can share them.
+_NO_PREPACKING_KEY = "session.disable_prepacking"
 
 # Tells a session that was given bytes where the data files of the model are.
 _DATA_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
@@ -67,6 +71,8 @@ class OnnxRuntime(FileRuntime):
         options.inter_op_num_threads = 1
         options.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
         options.graph_optimization_level = engine.GraphOptimizationLevel.ORT_ENABLE_ALL
+        if not self._repack:
+            options.add_session_config_entry(_NO_PREPACKING_KEY, "1")
         model: str | bytes = str(self._path)
         if self._extra_outputs:
             model = expose_values(self._path, self._extra_outputs)
@@ -168,12 +174,14 @@ def expose_values(path: Path, names: tuple[str, ...]) -> bytes:
 
 def _import_onnxruntime() -> Any:
     try:
-        return importlib.import_module("onnxruntime")
+        engine = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise DeviceError(
             f"the engine onnxruntime cannot be imported: {reason(error)}",
             hint="It belongs to the base install. Run: pip install onnxruntime",
         ) from error
+    require_version("onnxruntime", str(engine.__version__))
+    return engine
 
 
 def _tensors(arguments: Any) -> tuple[TensorInfo, ...]:

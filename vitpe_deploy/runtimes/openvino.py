@@ -31,6 +31,7 @@ from vitpe_deploy.runtimes.base import (
     shape_error,
 )
 from vitpe_deploy.runtimes.onnx_file import check_onnx_file
+from vitpe_deploy.versions import require_version
 
 _META_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
 
@@ -214,18 +215,21 @@ def import_openvino() -> Any:
 
     Raises:
         DeviceError: it is not installed, or its libraries do not load.
+        VersionError: it is too old.
     """
-    loaded = sys.modules.get("openvino")
+    loaded: Any = sys.modules.get("openvino")
     if loaded is not None:
         return loaded
     try:
         with _ci_environment():
-            return importlib.import_module("openvino")
+            loaded = importlib.import_module("openvino")
     except ImportError as error:
         raise DeviceError(
             f"the engine openvino cannot be imported: {reason(error)}",
             hint="It belongs to the base install. Run: pip install openvino",
         ) from error
+    require_version("openvino", str(loaded.__version__))
+    return loaded
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
+from vitpe_deploy import versions
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import ModelRequest, closest
 from vitpe_deploy.sources.base import Source
@@ -27,6 +28,7 @@ def open_source(request: ModelRequest) -> Source:
 
     Raises:
         UsageError: unknown prefix.
+        VersionError: the library behind it is installed and too old.
     """
     prefix, colon, _ = request.model.partition(":")
     if request.model.endswith(".onnx"):
@@ -35,6 +37,7 @@ def open_source(request: ModelRequest) -> Source:
         module = "reference"
     elif prefix in PREFIXES:
         module = PREFIXES[prefix]
+        versions.require(versions.OF_SOURCE.get(prefix, ()))
     else:
         known = [f"{name}:" for name in PREFIXES]
         raise UsageError(

@@ -63,14 +63,16 @@ class TransformersSource(Source):
             return Path(self.location).expanduser() / name
         try:
             from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import EntryNotFoundError
+            from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
         except ImportError as problem:
             raise MissingExtraError("transformers", "transformers") from problem
         try:
             return Path(hf_hub_download(self.location, name))
-        except EntryNotFoundError:
-            return None
         except Exception as problem:
+            # Offline it is a kind of "no such entry" too, and says nothing about the model.
+            offline = isinstance(problem, LocalEntryNotFoundError)
+            if isinstance(problem, EntryNotFoundError) and not offline:
+                return None
             reason = str(problem).strip().splitlines() or [type(problem).__name__]
             raise SourceError(
                 f"MODEL {self.request.model!r} could not be fetched: {reason[0][:200]}",
