@@ -272,3 +272,31 @@ def test_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(ArtifactError, match="cannot write to"), StagedFiles(tmp_path / "out"):
         pass
+
+
+def test_files_in_sub_folders_appear_with_the_others(tmp_path: Path) -> None:
+    with StagedFiles(tmp_path / "out") as staging:
+        staging.path("model/1/model.onnx").write_text("weights")
+        staging.path("config.json").write_text("{}")
+        assert not (tmp_path / "out" / "model").exists()
+        staging.commit()
+    assert (tmp_path / "out" / "model" / "1" / "model.onnx").read_text() == "weights"
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model"]
+
+
+def test_nothing_is_written_through_a_linked_sub_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model").symlink_to(tmp_path / "elsewhere")
+    with StagedFiles(tmp_path / "out") as staging:
+        staging.path("model/x").write_text("")
+        with pytest.raises(ArtifactError, match="behind a link"):
+            staging.commit()
+    # The journal of a stranger's archive does not lead there either.
+    stale = tmp_path / "out" / ".vitpe-tmp-x"
+    (stale / "model").mkdir(parents=True)
+    (stale / "model" / "x").write_text("")
+    (stale / ".commit.json").write_text('["model/x", "../x", "/x", "a/../../x"]')
+    finish_interrupted(tmp_path / "out")
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not (tmp_path / "x").exists()

@@ -76,10 +76,13 @@ class StagedFiles:
         return self
 
     def path(self, name: str) -> Path:
-        """Where to write the file that will be called ``name``."""
+        """Where to write the file that will be called ``name``, which may lie in sub-folders."""
         if name not in self._names:
             self._names.append(name)
-        return self._staging / name
+        staged = self._staging / name
+        if staged.parent != self._staging:
+            staged.parent.mkdir(parents=True, exist_ok=True)
+        return staged
 
     def commit(self, *, replace: bool = True) -> tuple[Path, ...]:
         """Move every staged file to its name. Gives the final paths.
@@ -112,6 +115,12 @@ class StagedFiles:
     def _check_ways(self, *, replace: bool) -> None:
         """Nothing may stop the moves half-way, so what would is found before the first."""
         finals = [self.folder / name for name in self._names]
+        linked = next((n for n in self._names if _leads_away(self.folder, n)), None)
+        if linked is not None:
+            raise ArtifactError(
+                f"cannot write {self.folder / linked}: it lies behind a link or a file",
+                hint="Remove that, or choose another folder with --output.",
+            )
         folder = next((path for path in finals if path.is_dir()), None)
         if folder is not None:
             raise ArtifactError(
@@ -180,15 +189,31 @@ def _read_journal(staging: Path) -> list[str]:
         return []
     if not isinstance(names, list):
         return []
-    return [n for n in names if isinstance(n, str) and n not in ("", ".", "..") and _plain(n)]
+    return [n for n in names if isinstance(n, str) and _stays_below(n)]
 
 
-def _plain(name: str) -> bool:
-    return Path(name).name == name and "\\" not in name
+def _stays_below(name: str) -> bool:
+    """Whether a name leads nowhere but down, on every system, and not into our own folders."""
+    parts = name.split("/")
+    return (
+        not any(part in ("", ".", "..") for part in parts)
+        and "\\" not in name
+        and ":" not in name
+        and not parts[0].startswith(_MARK)
+    )
+
+
+def _leads_away(folder: Path, name: str) -> bool:
+    """Whether a sub-folder on the way to a name is a link, which may lead anywhere, or a file."""
+    above = list((folder / name).relative_to(folder).parents)[:-1]
+    return any((folder / p).is_symlink() or (folder / p).is_file() for p in above)
 
 
 def _move(staging: Path, folder: Path, names: Iterable[str]) -> None:
     for name in names:
+        if _leads_away(folder, name) or not (staging / name).is_file():
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # moved before the process was killed
             os.replace(staging / name, folder / name)
 
