@@ -18,6 +18,7 @@ PREFIXES: Mapping[str, str] = {
     "hf": "transformers",
     "timm": "timm",
     "torchvision": "torchvision",
+    "open_clip": "open_clip",
     "py": "python",
 }
 """Prefix of the MODEL string -> file of the source."""

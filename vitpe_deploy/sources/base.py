@@ -154,6 +154,11 @@ class LengthRule(SizeRule):
             )
         if size.width > self.limit:
             raise too_long(size.width, self.limit)
+        if self.fixed is not None and size != self.fixed:
+            raise SizeError(
+                f"a length of {size.width} is not possible: {self.fixed_reason}",
+                hint=f"Pad the text to {self.fixed.width} tokens.",
+            )
 
     def nearby(self, native: Resolution) -> tuple[Resolution, ...]:
         """The longest text, half of it, and a single token."""
