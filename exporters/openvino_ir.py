@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitpe_deploy.errors import ExportFailedError
+from vitpe_deploy.files import disk_refusal
 from vitpe_deploy.limits import AxisLimit
 from vitpe_deploy.runtimes.openvino import import_openvino
 
@@ -37,7 +38,8 @@ def convert(
             enforces; of a step the IR knows nothing.
 
     Raises:
-        ExportFailedError: OpenVINO cannot read the graph.
+        ExportFailedError: OpenVINO cannot read the graph, or not write the IR.
+        OSError: the disk refuses to take it.
     """
     openvino = import_openvino()
     try:
@@ -51,7 +53,13 @@ def convert(
     _name_by_place(model)
     for key, value in sorted(metadata.items()):
         model.set_rt_info(value, ["framework", key])
-    openvino.save_model(model, str(xml_path), compress_to_fp16=half_weights)
+    try:
+        openvino.save_model(model, str(xml_path), compress_to_fp16=half_weights)
+    except RuntimeError as problem:  # "iostream error", whatever the disk said
+        refused = disk_refusal(xml_path.parent)
+        if refused is not None:
+            raise refused from problem
+        raise ExportFailedError(f"OpenVINO cannot write the IR: {problem}") from problem
     return (xml_path, xml_path.with_suffix(".bin")), len(model.get_ops())
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,31 @@ def test_ctrl_c_is_one_line_and_130(
     }
     assert shown.err.splitlines()[-1] == "error: interrupted"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_that_a_library_renames(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    """A module whose import was interrupted lacks names when it is used."""
+
+    def half_imported(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise AttributeError("module has no attribute 'exc'") from None
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr("exporters.pipeline.trace", half_imported)
+    code, shown = run(cli.export_main, [*MODEL, "-o", tmp_path / "out"], capfd)
+    assert code == 130
+    assert shown.err.splitlines()[-1] == "error: interrupted"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize(("flags", "shown_traceback"), [(["-v"], False), (["-vv"], True)])

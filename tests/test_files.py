@@ -14,6 +14,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitpe_deploy.errors import ArtifactError, UsageError
@@ -245,6 +246,24 @@ def test_full_disk_is_one_clear_error(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
+
+
+def test_full_disk_that_a_library_does_not_name(tmp_path: Path) -> None:
+    """numpy's own writing says how much is missing and not why."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with (
+            pytest.raises(ArtifactError, match="File too large"),
+            StagedFiles(tmp_path) as staging,
+        ):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+            with staging.path("a").open("wb") as file:
+                np.zeros(5000).tofile(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_full_disk_says_make_room(tmp_path: Path) -> None:

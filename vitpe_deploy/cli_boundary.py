@@ -55,15 +55,17 @@ def run_app(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> i
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    signals: list[int] = []
     try:
-        with _terminated_like_interrupted():
+        with _unwound_by_signals(signals):
             outcome = get_command(app).main(args=arguments, prog_name=prog, standalone_mode=False)
         if outcome == InterruptedRunError.exit_code:  # how newer parsers report Ctrl-C
             raise KeyboardInterrupt
     except BaseException as problem:
         if isinstance(problem, SystemExit | GeneratorExit):
             raise
-        error = _as_error(problem, prog)
+        # Libraries that are interrupted while they are imported fail later, in words of their own.
+        error = InterruptedRunError("interrupted") if signals else _as_error(problem, prog)
         if "--json" in flags:
             _write(json.dumps(error.as_document(), indent=2))
         sys.stderr.write(f"{error_block(error, colour=wants_colour(sys.stderr))}\n")
@@ -79,21 +81,29 @@ def run_app(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> i
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Inside, SIGTERM unwinds as Ctrl-C does, so that temporary files go away."""
+def _unwound_by_signals(seen: list[int]) -> Iterator[None]:
+    """Inside, SIGTERM unwinds as Ctrl-C does, so that temporary files go away.
 
-    def unwind(_number: int, _frame: object) -> None:
+    Their numbers are noted in ``seen``: what unwinds may be swallowed or renamed on its way up.
+    """
+
+    def unwind(number: int, _frame: object) -> None:
+        seen.append(number)
         raise KeyboardInterrupt
 
+    before: dict[int, Any] = {}
     try:
-        before = signal.signal(signal.SIGTERM, unwind)
-    except ValueError:  # only the main thread may; in others the signal does what it did
-        yield
-        return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Ignored, as in the background, it stays; None belongs to somebody's C code.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, unwind)
+    except ValueError:  # only the main thread may; in others signals do what they did
+        pass
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _as_error(problem: BaseException, prog: str) -> VitpeError:

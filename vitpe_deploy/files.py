@@ -37,6 +37,7 @@ _CHUNK = 8 << 20
 _MARK = ".vitpe-tmp-"
 _LOCK = ".lock"
 _JOURNAL = ".commit.json"
+_PROBE = 1 << 16
 _UNLOCKED_AGE_S = 24 * 3600.0
 """Where there are no locks, a temporary folder of this age belongs to nobody."""
 
@@ -135,6 +136,10 @@ class StagedFiles:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        refused: OSError | None = None
+        if isinstance(error, OSError):
+            # Where numpy writes by itself, the number that says why is lost.
+            refused = error if error.errno is not None else disk_refusal(self._staging)
         if self._staging != self.folder:
             # Ctrl-C in the midst of the moves: what has begun is finished, never half undone.
             if names := _read_journal(self._staging):
@@ -147,8 +152,23 @@ class StagedFiles:
         if self._made_folder:
             with suppress(OSError):
                 self.folder.rmdir()  # only goes when it is empty
-        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-            raise _disk_error(self.folder, error) from error
+        if refused is not None and refused.errno in _DISK_ERRORS:
+            raise _disk_error(self.folder, refused) from error
+
+
+def disk_refusal(folder: Path) -> OSError | None:
+    """Why files in ``folder`` could not be written, asked by writing a little more to each.
+
+    For libraries that do not say it themselves. What is in the folder is not usable afterwards.
+    """
+    try:
+        for path in (*folder.iterdir(), folder / "probe"):
+            if path.is_file() or not path.exists():
+                with path.open("ab") as file:
+                    file.write(bytes(_PROBE))
+    except OSError as problem:
+        return problem
+    return None
 
 
 def finish_interrupted(folder: Path) -> None:
