@@ -10,18 +10,23 @@ import onnx_ir as ir
 
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import GraphPass, PassContext, PassOutcome
+from exporters.passes.end_token import EndToken
+from exporters.passes.few_queries import FewQueries
 from exporters.passes.fold_constants import FoldConstants
+from exporters.passes.hand_attention import HandAttention
 from exporters.passes.layer_scale import FoldLayerScale
 from exporters.passes.pooled_mean import PooledMean
 from exporters.passes.resize import UnfoldResize
 from exporters.passes.rotary import FuseRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.tidy import Tidy
+from exporters.passes.token_order import TokenOrder
 from exporters.passes.unread_tokens import UnreadTokens
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import closest
 
 PASSES: tuple[type[GraphPass], ...] = (
+    HandAttention,
     SpellAttention,
     UnfoldResize,
     FoldConstants,
@@ -30,6 +35,9 @@ PASSES: tuple[type[GraphPass], ...] = (
     FoldLayerScale,
     PooledMean,
     UnreadTokens,
+    EndToken,
+    FewQueries,
+    TokenOrder,
     Tidy,
 )
 

@@ -30,19 +30,19 @@ from exporters.passes.base import (
     new_initializer,
     rank,
     remove_dead,
-    static_dim,
+)
+from exporters.passes.token_demand import (
+    FULL,
+    TOKEN_AXIS,
+    is_partial,
+    token_inputs,
+    wanted_tokens,
 )
 
 KEPT_TOKENS = "kept_tokens"
 """The fact that the pass leaves: ``(start, end)`` of the tokens, for per-layer parity."""
 
-_TOKEN_AXIS = 1
 _MOST_TOKENS = 16
-_UNARY = frozenset(
-    {"Gelu", "Erf", "Relu", "Sigmoid", "Tanh", "Sqrt", "Neg", "Identity", "HardSwish", "Clip"}
-)
-_BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class UnreadTokens(GraphPass):
                 node, f"{span.end - span.start} tokens are read, that is most of the work"
             )
             return outcome
-        wanted = _wanted(graph, {id(node) for node, _ in selects})
-        partial = [node for node in graph if _is_partial(node, wanted)]
+        wanted = wanted_tokens(graph, {id(node) for node, _ in selects})
+        partial = [node for node in graph if is_partial(node, wanted)]
         if not any(
             node.op_type in ("MatMul", "MultiHeadAttention", "Attention") for node in partial
         ):
@@ -99,7 +99,7 @@ def _selected(node: ir.Node) -> Span | None:
     """Tokens that a node selects from [B, N, D], or None."""
     if not node.inputs or rank(node.inputs[0]) != 3:
         return None
-    if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == _TOKEN_AXIS:
+    if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == TOKEN_AXIS:
         index = constant(node.inputs[1])
         if index is None or index.ndim != 0 or int(index) < 0:
             return None
@@ -109,73 +109,9 @@ def _selected(node: ir.Node) -> Span | None:
         if len(numbers) < 3 or any(n is None or n.size != 1 for n in numbers):
             return None
         start, end, axis, *step = (int(n.reshape(-1)[0]) for n in numbers if n is not None)
-        if axis == _TOKEN_AXIS and 0 <= start < end <= _MOST_TOKENS and step in ([], [1]):
+        if axis == TOKEN_AXIS and 0 <= start < end <= _MOST_TOKENS and step in ([], [1]):
             return Span(start, end)
     return None
-
-
-_FULL, _PART = "full", "part"
-
-
-def _wanted(graph: ir.Graph, selects: set[int]) -> dict[int, str]:
-    """For each value that is read: whether all of its tokens are wanted or only the span."""
-    wanted: dict[int, str] = {id(v): _FULL for v in graph.outputs}
-
-    def ask(value: ir.Value | None, how: str) -> None:
-        if value is not None and wanted.get(id(value)) != _FULL:
-            wanted[id(value)] = _FULL if value.producer() is None else how
-
-    for node in reversed(list(graph)):
-        if id(node) in selects:
-            ask(node.inputs[0], _PART)
-            continue
-        asked = {wanted.get(id(v)) for v in node.outputs} - {None}
-        if not asked:
-            continue
-        token_inputs = _token_inputs(node) if asked == {_PART} else ()
-        if not token_inputs:  # the node computes all of its output, whoever wants it
-            for value in node.outputs:
-                ask(value, _FULL)
-        for place, read in enumerate(node.inputs):
-            ask(read, _PART if place in token_inputs else _FULL)
-    return wanted
-
-
-def _token_inputs(node: ir.Node) -> tuple[int, ...]:
-    """Inputs of which a token of the output needs that token alone; empty when it needs more."""
-    if len(node.outputs) != 1 or rank(node.outputs[0]) not in (3, None):
-        return ()
-    first = node.inputs[0] if node.inputs else None
-    if node.op_type in _NORMS:
-        last = node.attributes.get_int("axis", -1) in (-1, 2)
-        return (0,) if last and rank(first) == 3 else ()
-    if node.op_type in _UNARY:
-        return (0,) if rank(first) == 3 else ()
-    if node.op_type == "MatMul":
-        return (0,) if rank(first) == 3 and rank(node.inputs[1]) == 2 else ()
-    if node.op_type == "MultiHeadAttention":
-        return (0,) if rank(node.outputs[0]) == 3 else ()
-    if node.op_type in _BINARY:
-        return _token_operands(node)
-    return ()
-
-
-def _token_operands(node: ir.Node) -> tuple[int, ...]:
-    """Operands of an elementwise node that have a token axis; empty when one is unclear."""
-    found = []
-    for place, value in enumerate(node.inputs):
-        size = rank(value)
-        if size is None or size == 2 or size > 3:
-            return ()
-        if size == 3 and static_dim(value, _TOKEN_AXIS) != 1:
-            found.append(place)
-    return tuple(found)
-
-
-def _is_partial(node: ir.Node, wanted: dict[int, str]) -> bool:
-    return {wanted.get(id(v)) for v in node.outputs} - {None} == {_PART} and bool(
-        _token_inputs(node)
-    )
 
 
 class _Cutter:
@@ -191,9 +127,9 @@ class _Cutter:
     def cut(self, partial: list[ir.Node], selects: list[tuple[ir.Node, Span]]) -> None:
         """Let ``partial`` nodes read cut values, and selects count from the start of the span."""
         for node in partial:
-            for place in _token_inputs(node):
+            for place in token_inputs(node):
                 value = node.inputs[place]
-                if value is not None and self._wanted.get(id(value)) == _FULL:
+                if value is not None and self._wanted.get(id(value)) == FULL:
                     node.replace_input_with(place, self._border(node, value))
             if node.op_type == "MultiHeadAttention":
                 self._cut_bias(node)
@@ -211,7 +147,7 @@ class _Cutter:
         query = self._query_projection(node, value)
         if query is not None:
             return query
-        return self._slice(node, value, _TOKEN_AXIS)
+        return self._slice(node, value, TOKEN_AXIS)
 
     def _slice(self, anchor: ir.Node, value: ir.Value, axis: int) -> ir.Value:
         key = (id(value), axis)
@@ -269,7 +205,7 @@ class _Cutter:
         name = weight.name if weight is not None and weight.name else "qkv"
         query = self._linear(
             split,
-            self._slice(split, x, _TOKEN_AXIS),
+            self._slice(split, x, TOKEN_AXIS),
             weights[:, :third],
             biases[:third],
             f"{name}.q",
@@ -307,7 +243,7 @@ class _Cutter:
     def _shift(self, node: ir.Node, own: Span) -> None:
         """A select of the whole counts from the start of the span."""
         source = node.inputs[0]
-        if source is None or self._wanted.get(id(source)) == _FULL or self._span.start == 0:
+        if source is None or self._wanted.get(id(source)) == FULL or self._span.start == 0:
             return
         start = own.start - self._span.start
         if node.op_type == "Gather":
