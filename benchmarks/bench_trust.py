@@ -1,80 +1,68 @@
 """Can vitpe-bench be believed? Its medians against others', and its verdicts on known answers.
 
-    python benchmarks/bench_trust.py [--repetitions 20] [--threads 2]
+    python benchmarks/bench_trust.py [--only peers|slowdown|same|overhead] [--repetitions 20]
+        [--threads 2] [-o trust] [--budget SECONDS]
 
-1. The same file in a hand-written ONNX Runtime loop, and in OpenVINO's own benchmark_app with the
-   latency hint, against our medians: within 3 %.
-2. A chain of 40 products against itself is no difference, and against one of 42 (5 % more work in
-   two inserted layers) slower, with an interval that excludes 1; in every repetition.
+* peers: the same file in a hand-written ONNX Runtime loop, and in OpenVINO's own benchmark_app
+  with the latency hint and as many threads, in turns with ours: medians within 3 %.
+* slowdown: a chain of 40 products against one of 42, 5 % more work in two inserted layers, is
+  slower with an interval that excludes 1.0, in every repetition.
+* same: a file against itself is no difference, in every repetition.
+* overhead: what a sample of nothing costs is below 1 % of the smallest model's median; resident
+  memory of the harness.
 
-Prints a line per check; exits 1 when one does not hold.
+The files that are timed stay in the folder, and finished repetitions in its ``trust.jsonl``, so
+that an interrupted run, or one that stopped at its ``--budget``, goes on. Writes ``trust.json`` and
+``trust.md``; exits 1 when something does not hold, 2 when repetitions are still to be made.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import shutil
+import json
+import platform
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from trust_files import EXTRA, LAYERS, TOKENS, WIDTH, export_model, write_chain
+from trust_others import benchmark_app, hand_written
 
+from vitpe_deploy.bench import host
 from vitpe_deploy.bench.entry import LONGER
 from vitpe_deploy.bench.inputs import save_inputs
+from vitpe_deploy.bench.overhead import measure_harness
 from vitpe_deploy.bench.protocol import ChildSpec
 from vitpe_deploy.bench.rounds import Candidate, Measured, Schedule, compare, measure
+from vitpe_deploy.manifest import read_manifest
 from vitpe_deploy.threads import available_cpus
 
 WITHIN = 0.03
-LAYERS, EXTRA = 40, 2
-TOKENS, WIDTH = 197, 384
+OVERHEAD = 0.01
+PEER_TURNS = 7
+PEER_RUNS = 150
+PEER_MODEL = "vit_tiny_patch16_224"
+SMALLEST = "digits-learned-1d"
 
-HAND_WRITTEN = """
-import sys, time
-import numpy as np, onnxruntime as ort
-path, inputs, threads, runs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-options = ort.SessionOptions()
-options.intra_op_num_threads = threads
-session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-feed = {session.get_inputs()[0].name: np.load(inputs)["in0"]}
-for _ in range(10):
-    session.run(None, feed)
-times = []
-for _ in range(runs):
-    start = time.perf_counter()
-    session.run(None, feed)
-    times.append(time.perf_counter() - start)
-print(float(np.median(times)) * 1e3)
-"""
+Line = dict[str, Any]
 
 
-def write_chain(path: Path, layers: int) -> Path:
-    """``x`` [1, 197, 384] through square products with one orthogonal matrix each."""
-    generator = np.random.default_rng(0)
-    nodes, weights = [], []
-    for k in range(layers):
-        weight = np.linalg.qr(generator.standard_normal((WIDTH, WIDTH)))[0].astype(np.float32)
-        weights.append(numpy_helper.from_array(weight, f"w{k}"))
-        names = ["x" if k == 0 else f"h{k}", "y" if k == layers - 1 else f"h{k + 1}"]
-        nodes.append(helper.make_node("MatMul", [names[0], f"w{k}"], [names[1]]))
-    shape = [1, TOKENS, WIDTH]
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        weights,
-    )
-    opsets = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
-    return path
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One claim: how often it is tried, how one try is made, and whether all of them hold.
+
+    ``judge`` gives the verdict with the sentence that says why.
+    """
+
+    name: str
+    tries: int
+    attempt: Callable[[int], Line]
+    judge: Callable[[Sequence[Line]], tuple[bool, str]]
 
 
 def timed(
@@ -90,104 +78,185 @@ def timed(
     )
 
 
-def hand_written(path: Path, inputs: Path, threads: int, runs: int) -> float:
-    """Median of the loop that everyone writes, in milliseconds."""
-    done = subprocess.run(
-        [sys.executable, "-c", HAND_WRITTEN, str(path), str(inputs), str(threads), str(runs)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return float(done.stdout.split()[-1])
+def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
+    """All of them; files are written when the first try needs them."""
 
+    def chain(layers: int) -> Path:
+        return write_chain(folder / f"chain-{layers}.onnx", layers)
 
-def benchmark_app(path: Path, threads: int, runs: int) -> float | None:
-    """Median of OpenVINO's own tool, in milliseconds; None where it is not installed."""
-    tool = shutil.which("benchmark_app", path=str(Path(sys.executable).parent))
-    if tool is None:
-        return None
-    flags = ["-hint", "latency", "-nthreads", str(threads), "-niter", str(runs)]
-    precision = ["-infer_precision", "f32", "-api", "sync"]
-    done = subprocess.run(
-        [tool, "-m", str(path), *flags, *precision], capture_output=True, text=True, check=False
-    )
-    found = re.search(r"Median:\s+([\d.]+) ms", done.stdout)
-    return None if found is None else float(found[1])
+    def chain_inputs() -> Path:
+        x = np.random.default_rng(1).standard_normal((1, TOKENS, WIDTH)).astype(np.float32)
+        return save_inputs(folder / "chain.npz", [x])
 
+    def picture(path: Path) -> Path:
+        manifest = read_manifest(path)
+        size = manifest.size()
+        if size is None:
+            raise ValueError(f"{path} has no size of its own")
+        shape = manifest.layout().shape(size, 1)
+        x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+        return save_inputs(folder / f"{path.stem}.npz", [x])
 
-def judge(text: str, good: bool) -> bool:
-    """One line, and its verdict."""
-    sys.stdout.write(f"{'ok    ' if good else 'FAILED'} {text}\n")
-    sys.stdout.flush()
-    return good
-
-
-def medians(folder: Path, threads: int) -> list[bool]:
-    """Check 1: alternating with ours, so that the machine is the same for both."""
-    path = write_chain(folder / "one.onnx", LAYERS)
-    x = np.random.default_rng(1).standard_normal((1, TOKENS, WIDTH)).astype(np.float32)
-    inputs = save_inputs(folder / "in.npz", [x])
-    schedule = Schedule(rounds=5, iters=200)
-    good = []
-    for name, runtime in (("a hand-written loop", "onnxruntime"), ("benchmark_app", "openvino")):
-        pairs = []
-        for _ in range(5):
+    def peer(other: Callable[[Path, Path, int, int], float], runtime: str) -> Callable[[int], Line]:
+        def attempt(number: int) -> Line:
+            path = export_model(PEER_MODEL, folder)
+            inputs = picture(path)
+            schedule = Schedule(rounds=5, iters=PEER_RUNS, seed=number)
+            first_ours = number % 2 == 0  # in turns, so that drift reaches both alike
+            theirs = 0.0 if first_ours else other(path, inputs, threads, PEER_RUNS)
             (ours,) = timed([path], runtime, inputs, threads, schedule)
-            other = (
-                hand_written(path, inputs, threads, 200)
-                if runtime == "onnxruntime"
-                else benchmark_app(path, threads, 200)
-            )
-            if other is not None:
-                pairs.append((ours.summary.median, other))
-        if not pairs:
-            good.append(judge(f"{name} did not run", False))
-            continue
-        ours_ms, other_ms = (statistics.median(side) for side in zip(*pairs, strict=True))
-        text = f"{name}: {other_ms:.3f} ms, ours {ours_ms:.3f} ms ({ours_ms / other_ms - 1:+.1%})"
-        good.append(judge(text, abs(ours_ms / other_ms - 1) <= WITHIN))
-    return good
+            theirs = other(path, inputs, threads, PEER_RUNS) if first_ours else theirs
+            return {"ours_ms": ours.summary.median, "theirs_ms": theirs}
+
+        return attempt
+
+    def against(layers: int) -> Callable[[int], Line]:
+        def attempt(number: int) -> Line:
+            inputs = chain_inputs()
+            schedule = Schedule(rounds=20, min_time_s=1.5, max_rounds=20 * LONGER, seed=number)
+            pair = [chain(LAYERS), chain(layers)]
+            first, second = timed(pair, "onnxruntime", inputs, threads, schedule)
+            found = compare(first, second)
+            return {
+                "ratio": found.median,
+                "ci95": [found.low, found.high],
+                "verdict": found.verdict,
+                "rounds": found.rounds,
+                "median_ms": first.summary.median,
+            }
+
+        return attempt
+
+    def overhead(_number: int) -> Line:
+        path = export_model(SMALLEST, folder)
+        harness = measure_harness()
+        (row,) = timed([path], "onnxruntime", picture(path), 1, Schedule(rounds=5, iters=500))
+        return {
+            "overhead_ms": harness.sample_overhead_ms,
+            "median_ms": row.summary.median,
+            "parent_rss_bytes": harness.parent_rss_bytes,
+            "child_rss_bytes": harness.child_rss_bytes,
+            "child_peak_rss_bytes": row.peak_rss_bytes,
+        }
+
+    yield Check("peers/loop", PEER_TURNS, peer(hand_written, "onnxruntime"), medians_agree)
+    yield Check("peers/benchmark_app", PEER_TURNS, peer(benchmark_app, "openvino"), medians_agree)
+    yield Check("slowdown", repetitions, against(LAYERS + EXTRA), always("slower"))
+    yield Check("same", repetitions, against(LAYERS), always("no difference"))
+    yield Check("overhead", 1, overhead, costs_little)
 
 
-def verdicts(folder: Path, threads: int, repetitions: int) -> list[bool]:
-    """Check 2."""
-    short = write_chain(folder / "short.onnx", LAYERS)
-    long = write_chain(folder / "long.onnx", LAYERS + EXTRA)
-    inputs = folder / "in.npz"
-    found: dict[str, list[str]] = {"itself": [], "5 % more": []}
-    for number in range(repetitions):
-        schedule = Schedule(rounds=20, min_time_s=1.0, max_rounds=20 * LONGER, seed=number)
-        first, same, more = timed([short, short, long], "onnxruntime", inputs, threads, schedule)
-        for key, other, wanted in (
-            ("itself", same, "no difference"),
-            ("5 % more", more, "slower"),
-        ):
-            ratio = compare(first, other)
-            found[key].append(ratio.verdict)
-            sys.stdout.write(
-                f"       {number + 1}: {key}: {ratio.median:.3f} "
-                f"({ratio.low:.3f} to {ratio.high:.3f}) {ratio.verdict}"
-                f"{'' if ratio.verdict == wanted else '  <- ' + wanted}\n"
-            )
-    return [
-        judge(
-            f"{key}: {wanted} in {found[key].count(wanted)} of {repetitions}",
-            found[key].count(wanted) == repetitions,
+def medians_agree(lines: Sequence[Line]) -> tuple[bool, str]:
+    """The median over the turns of ours over theirs."""
+    ratio = statistics.median(line["ours_ms"] / line["theirs_ms"] for line in lines)
+    ours, theirs = (
+        statistics.median(line[key] for line in lines) for key in ("ours_ms", "theirs_ms")
+    )
+    text = f"theirs {theirs:.3f} ms, ours {ours:.3f} ms, ratio by turns {ratio:.4f}"
+    return abs(ratio - 1) <= WITHIN, text
+
+
+def always(wanted: str) -> Callable[[Sequence[Line]], tuple[bool, str]]:
+    """Every try has this verdict; slower means that the interval excludes 1 as well."""
+
+    def judge(lines: Sequence[Line]) -> tuple[bool, str]:
+        right = sum(
+            line["verdict"] == wanted and (wanted != "slower" or line["ci95"][0] > 1.0)
+            for line in lines
         )
-        for key, wanted in (("itself", "no difference"), ("5 % more", "slower"))
-    ]
+        ratios = [line["ratio"] for line in lines]
+        text = f"{wanted} in {right} of {len(lines)}, ratios {min(ratios):.3f} to {max(ratios):.3f}"
+        return right == len(lines), text
+
+    return judge
+
+
+def costs_little(lines: Sequence[Line]) -> tuple[bool, str]:
+    """A sample of nothing against a sample of the smallest model."""
+    line = lines[-1]
+    share = line["overhead_ms"] / line["median_ms"]
+    sizes = (
+        f"{(line[key] or 0) / 2**20:.0f} MiB" for key in ("parent_rss_bytes", "child_rss_bytes")
+    )
+    parent, child = sizes
+    text = (
+        f"{line['overhead_ms'] * 1e3:.1f} us per sample, {share:.2%} of {SMALLEST} "
+        f"({line['median_ms']:.3f} ms); resident: parent {parent}, child before an engine {child}"
+    )
+    return share < OVERHEAD, text
+
+
+def read_lines(path: Path) -> dict[str, list[Line]]:
+    """Finished tries by check; a line that was cut off is dropped."""
+    found: dict[str, list[Line]] = {}
+    for text in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        found.setdefault(line["check"], []).append(line)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line. Gives the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=("peers", "slowdown", "same", "overhead"))
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--threads", type=int, default=available_cpus())
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("-o", "--output", type=Path, default=Path("trust"))
     options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        good = medians(Path(folder), options.threads)
-        good += verdicts(Path(folder), options.threads, options.repetitions)
-    return 0 if all(good) else 1
+    options.output.mkdir(parents=True, exist_ok=True)
+    journal = options.output / "trust.jsonl"
+    end = time.monotonic() + options.budget
+    files = options.output / "files"
+    files.mkdir(exist_ok=True)
+    every = list(checks(files, options.threads, options.repetitions))
+    for check in every:
+        if options.only not in (None, check.name.partition("/")[0]):
+            continue
+        done = len(read_lines(journal).get(check.name, []))
+        for number in range(done, check.tries):
+            if time.monotonic() > end:
+                break
+            line = {"check": check.name, "number": number, **check.attempt(number)}
+            with journal.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            sys.stderr.write(f"{json.dumps(line)}\n")
+    return _report(every, read_lines(journal), options.output, options.threads)
+
+
+def _report(
+    every: Sequence[Check], found: dict[str, list[Line]], folder: Path, threads: int
+) -> int:
+    """Write and print what holds. Gives the exit code."""
+    about = host.read_host()
+    rows, good, whole = [], True, True
+    for check in every:
+        lines = found.get(check.name, [])[: check.tries]
+        whole &= len(lines) == check.tries
+        if lines:
+            holds, text = check.judge(lines)
+            good &= holds
+            rows.append((check.name, f"{len(lines)} of {check.tries}", holds, text))
+    table = ["| check | tries made | holds | found |", "|---|---|---|---|"]
+    table += [f"| {n} | {made} | {'yes' if h else '**no**'} | {t} |" for n, made, h, t in rows]
+    where = f"{about.cpu}, {threads} threads, {platform.platform()}"
+    text = "\n".join([where, "", *table])
+    document = {
+        "schema": "vitpe.trust/1",
+        "host": about.cpu,
+        "versions": about.versions,
+        "threads": threads,
+        "checks": [
+            {"name": n, "tries": found[n], "holds": holds, "found": t} for n, _, holds, t in rows
+        ],
+    }
+    (folder / "trust.json").write_text(json.dumps(document, indent=2) + "\n")
+    (folder / "trust.md").write_text(text + "\n")
+    sys.stdout.write(f"{text}\n")
+    return 1 if not good else 0 if whole else 2
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from peer_floors import ENGINES, misses
 from peer_tables import ablation_table, tables
 
 from vitpe_deploy.bench.host import read_host
-from vitpe_deploy.bench.protocol import ChildSpec
+from vitpe_deploy.bench.protocol import ChildSpec, Judge
 from vitpe_deploy.bench.rounds import Candidate, Measured, Schedule, compare, measure
 from vitpe_deploy.bench.statistics import geometric_mean
 from vitpe_deploy.errors import VitpeError
@@ -99,7 +99,7 @@ class Bench:
             expected=str(folder / "expected.npz") if check else "",
         )
         command = (sys.executable, str(FILES), name, torch) if torch else None
-        return Candidate(label, spec, command, rtol=PEER_TOLERANCE)
+        return Candidate(label, spec, command, judge=Judge(rtol=PEER_TOLERANCE))
 
     def peers(self, name: str) -> tuple[list[Candidate], list[dict[str, str]]]:
         """All peers that there are, and those that cannot be, with the reason."""

@@ -18,6 +18,7 @@ from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_bench import bench_command
 from vitpe_deploy.cli_boundary import Outcome, run_app, stdout_for_results
 from vitpe_deploy.cli_inspect import inspect_command
+from vitpe_deploy.cli_jobs import is_jobs_file, run_jobs
 from vitpe_deploy.cli_plot import plot_command
 from vitpe_deploy.cli_run import run_command
 from vitpe_deploy.console import Console
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 def export(
+    context: typer.Context,
     model: o.ModelName = "vit_small_patch16_224",
     res: o.Res = None,
     dynamic: o.DynamicDims = "none",
@@ -76,6 +78,11 @@ def export(
     """
     del version
     level = o.verbosity(verbose, quiet)
+    if is_jobs_file((model,)):
+        return run_jobs(
+            context, Path(model), "model", output=output, force=force, as_json=as_json,
+            dry_run=dry_run, level=level,
+        )  # fmt: skip
     from vitpe_deploy import api, towers
     from vitpe_deploy.build_request import make_request
 

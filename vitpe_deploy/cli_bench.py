@@ -4,159 +4,57 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vitpe_deploy import cli_bench_options as b
 from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_boundary import Outcome, stdout_for_results
+from vitpe_deploy.cli_jobs import is_jobs_file, run_jobs
 from vitpe_deploy.console import Console
 from vitpe_deploy.errors import ParityError, RegressionError, UsageError
+from vitpe_deploy.files import refuse_existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vitpe_deploy.bench.documents import BenchReport
-    from vitpe_deploy.bench.plan import BenchOptions, Group
 
-WHAT = "What is timed"
-HOW_LONG = "How long"
-JUDGE = "Compared with what"
-
-
-def _flag(panel: str, metavar: str, *names: str, text: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel)
-
-
-Artifacts: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="ARTIFACT...", help="Exported .onnx or .xml files, or folders of them."),
-]
-Engines: TypeAlias = Annotated[
-    list[str] | None,
-    _flag(WHAT, "NAMES", "--runtime", text="ort, openvino, torch (default: all that can run it)."),
-]
-BenchDevice: TypeAlias = Annotated[
-    str,
-    _flag(WHAT, "NAME", "--device", text="In the engine's own words: CPU, GPU, GPU.1, NPU, AUTO."),
-]
-Sizes: TypeAlias = Annotated[
-    list[str] | None,
-    _flag(WHAT, "SIZES", "--res", text="Sizes of a dynamic file, height first: 224,384,224x384."),
-]
-Batches: TypeAlias = Annotated[
-    list[str] | None, _flag(WHAT, "N,N", "--batch", text="Images of one request: 1,4.")
-]
-ThreadCounts: TypeAlias = Annotated[
-    list[str] | None,
-    _flag(WHAT, "N,N", "--threads", text="Of the engine (default: CPUs this process may use)."),
-]
-Precisions: TypeAlias = Annotated[
-    list[str] | None,
-    _flag(
-        WHAT,
-        "NAMES",
-        "--precision",
-        text="What OpenVINO is asked for: f32, f16, bf16; the report says what it executes.",
-    ),
-]
-Modes: TypeAlias = Annotated[
-    list[str] | None,
-    _flag(WHAT, "NAMES", "--mode", text="latency, throughput (default: latency)."),
-]
-BenchImages: TypeAlias = Annotated[
-    Path | None,
-    _flag(WHAT, "DIR", "--images", text="Pictures to compare on, besides noise and a test card."),
-]
-Warmup: TypeAlias = Annotated[
-    int, _flag(HOW_LONG, "N", "--warmup", text="Runs at least; more until latency is stable.")
-]
-Iters: TypeAlias = Annotated[
-    int | None, _flag(HOW_LONG, "N", "--iters", text="Samples per row, in place of --min-time.")
-]
-MinTime: TypeAlias = Annotated[
-    str, _flag(HOW_LONG, "TIME", "--min-time", text="Timed inference per row: 3s, 500ms.")
-]
-Rounds: TypeAlias = Annotated[
-    int,
-    _flag(HOW_LONG, "N", "--rounds", text="Rounds at least; up to three times while unsure."),
-]
-Baseline: TypeAlias = Annotated[
-    Path | None, _flag(JUDGE, "FILE", "--baseline", text="An earlier --json to judge rows by.")
-]
-MaxRegression: TypeAlias = Annotated[
-    str, _flag(JUDGE, "SHARE", "--max-regression", text="Slower by more is exit 4.")
-]
-CrossHost: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--cross-host",
-        metavar="",
-        help="Accept a baseline of another machine.",
-        rich_help_panel=JUDGE,
-    ),
-]
-Doctor: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--doctor",
-        metavar="",
-        help="Print what this machine has and what is missing; time nothing.",
-        rich_help_panel=o.GENERAL,
-    ),
-]
-BenchOutput: TypeAlias = Annotated[
-    Path | None,
-    _flag(
-        o.GENERAL,
-        "DIR",
-        "-o",
-        "--output",
-        text="Keep finished rows, to go on after an interruption; also bench.json and bench.md.",
-    ),
-]
-BenchDryRun: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        metavar="",
-        help="Print the rows and about how long they take; time nothing.",
-        rich_help_panel=o.GENERAL,
-    ),
-]
-BenchForce: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        metavar="",
-        help="Measure again what --output has.",
-        rich_help_panel=o.GENERAL,
-    ),
-]
+FILE_PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
+"""Number formats of files; the other words of ``--precision`` are what an engine is asked for."""
 
 
 def bench_command(
-    artifacts: Artifacts = None,
-    runtime: Engines = None,
-    device: BenchDevice = "CPU",
-    res: Sizes = None,
-    batch: Batches = None,
-    threads: ThreadCounts = None,
-    precision: Precisions = None,
-    mode: Modes = None,
-    images: BenchImages = None,
-    warmup: Warmup = 5,
-    iters: Iters = None,
-    min_time: MinTime = "3s",
-    rounds: Rounds = 20,
-    baseline: Baseline = None,
-    max_regression: MaxRegression = "5%",
-    cross_host: CrossHost = False,
-    doctor: Doctor = False,
-    output: BenchOutput = None,
-    force: BenchForce = False,
+    context: typer.Context,
+    artifacts: b.Artifacts = None,
+    runtime: b.Engines = None,
+    device: b.BenchDevice = "CPU",
+    res: b.Sizes = None,
+    batch: b.Batches = None,
+    threads: b.ThreadCounts = None,
+    precision: b.Precisions = None,
+    mode: b.Modes = None,
+    pe: b.BenchPe = None,
+    model_kwarg: b.BenchModelKwarg = None,
+    calibration: b.BenchCalibration = None,
+    images: b.BenchImages = None,
+    labels: b.BenchLabels = None,
+    layers: b.BenchLayers = False,
+    warmup: b.Warmup = 5,
+    iters: b.Iters = None,
+    min_time: b.MinTime = "3s",
+    rounds: b.Rounds = 20,
+    baseline: b.Baseline = None,
+    max_regression: b.MaxRegression = "5%",
+    cross_host: b.CrossHost = False,
+    doctor: b.Doctor = False,
+    output: b.BenchOutput = None,
+    html: b.Html = None,
+    from_: b.From = None,
+    force: b.BenchForce = False,
     as_json: o.Json = False,
-    dry_run: BenchDryRun = False,
+    dry_run: b.BenchDryRun = False,
     verbose: o.RunVerbose = 0,
     quiet: o.Quiet = False,
     version: o.Version = False,
@@ -171,11 +69,21 @@ def bench_command(
     level = o.verbosity(verbose, quiet)
     if doctor:
         return _doctor(as_json)
+    if html is not None:
+        refuse_existing([html], force=force)
+    if is_jobs_file(artifacts or ()):
+        return run_jobs(
+            context, Path((artifacts or [""])[0]), "artifacts", output=output or Path("out"),
+            force=force, as_json=as_json, dry_run=dry_run, level=level, html=html,
+        )  # fmt: skip
+    if from_ is not None:
+        return _shown(from_, artifacts, html, as_json)
     from vitpe_deploy.bench.entry import make_options, parse_seconds, parse_share, run_planned
-    from vitpe_deploy.bench.plan import make_plan
+    from vitpe_deploy.bench.plan import EXECUTED, make_plan
 
-    if force and output is None:
-        raise UsageError("--force is for --output", hint="Leave it out.")
+    if force and output is None and html is None:
+        raise UsageError("--force is for --output and --html", hint="Leave it out.")
+    words = o.words(precision, "--precision")
     options = make_options(
         artifacts or (),
         runtimes=o.words(runtime, "--runtime"),
@@ -183,23 +91,35 @@ def bench_command(
         resolutions=o.words(res, "--res"),
         batches=_numbers(batch, "--batch"),
         threads=_numbers(threads, "--threads") or None,
-        precisions=o.words(precision, "--precision") or ("f32",),
+        precisions=tuple(w for w in words if w not in FILE_PRECISIONS) or (EXECUTED[0],),
+        file_precisions=tuple(w for w in words if w in FILE_PRECISIONS),
         modes=o.words(mode, "--mode") or ("latency",),
+        encodings=o.words(pe, "--pe"),
+        model_kwargs=tuple(model_kwarg or ()),
+        calibration=calibration,
         images=images,
+        labels=labels,
+        layers=layers,
         warmup=warmup,
         iters=iters,
         min_time_s=parse_seconds(min_time),
         rounds=rounds,
+        folder=Path("out") if output is None else output,
     )
     limit = parse_share(max_regression)
     plan = make_plan(options)
-    if dry_run:
-        return _planned(options, plan, as_json)
     with Console(level) as console, stdout_for_results():
-        console.note(f"vitpe-bench  {sum(map(len, plan))} rows in {len(plan)} groups")
+        from vitpe_deploy.bench.estimate import estimate, plan_document
+
+        expected = estimate(options, plan)
+        if dry_run:
+            found = plan_document(plan, expected)
+            return Outcome(json.dumps(found, indent=2) if as_json else _plan_text(found))
+        console.note(_plan_text(plan_document(plan, expected)))
         report = run_planned(
             options,
             plan,
+            expected=expected,
             baseline=baseline,
             max_regression=limit,
             cross_host=cross_host,
@@ -207,10 +127,21 @@ def bench_command(
             force=force,
             progress=console,
         )
-    return _told(report, output, as_json)
+    return _told(report, output, html, as_json)
 
 
-def _told(report: BenchReport, output: Path | None, as_json: bool) -> Outcome:
+def _shown(
+    source: Path, artifacts: Sequence[str] | None, html: Path | None, as_json: bool
+) -> Outcome:
+    """An earlier report again, without measuring."""
+    from vitpe_deploy.bench.baseline import read_report
+
+    if artifacts:
+        raise UsageError("--from times nothing", hint="Leave out what is to be timed.")
+    return _told(read_report(source, "--from"), None, html, as_json)
+
+
+def _told(report: BenchReport, output: Path | None, html: Path | None, as_json: bool) -> Outcome:
     from vitpe_deploy.bench.markdown import markdown
 
     document = report.model_dump_json(by_alias=True, indent=2)
@@ -221,6 +152,14 @@ def _told(report: BenchReport, output: Path | None, as_json: bool) -> Outcome:
         with StagedFiles(output) as staging:
             staging.path("bench.json").write_text(document + "\n", encoding="utf-8")
             staging.path("bench.md").write_text(text + "\n", encoding="utf-8")
+            staging.commit()
+    if html is not None:
+        from vitpe_deploy.files import StagedFiles
+        from vitpe_deploy.report.html import render
+
+        page = render(report)
+        with StagedFiles(html.parent) as staging:
+            staging.path(html.name).write_text(page, encoding="utf-8")
             staging.commit()
     return Outcome(document if as_json else text, _exit_code(report))
 
@@ -234,20 +173,19 @@ def _exit_code(report: BenchReport) -> int:
     return 1 if report.failed else 0
 
 
-def _planned(options: BenchOptions, plan: Sequence[Group], as_json: bool) -> Outcome:
-    from vitpe_deploy.bench.estimate import estimate
+def _plan_text(document: dict[str, Any]) -> str:
+    """What will be done, and about how long it takes."""
+    from vitpe_deploy.bench.estimate import duration
 
-    with stdout_for_results():
-        found = estimate(options, plan)
-    if as_json:
-        return Outcome(json.dumps(found, indent=2))
-    lines = [row for group in found["groups"] for row in group["rows"]]
-    lines.append(f"{len(lines)} rows, about {_duration(found['estimate_s'])}")
-    return Outcome("\n".join(lines))
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    lines = [f"would export  {one['path']}" for one in document["exports"]]
+    rows = [row for group in document["groups"] for row in group["rows"]]
+    lines += [f"would time    {row}" for row in rows]
+    groups = len(document["groups"])
+    lines.append(
+        f"{len(rows)} rows in {groups} group{'' if groups == 1 else 's'}, "
+        f"about {duration(document['estimate_s'])}"
+    )
+    return "\n".join(lines)
 
 
 def _doctor(as_json: bool) -> Outcome:

@@ -132,3 +132,14 @@ class InterruptedRunError(VitpeError):
 
     kind = "interrupted"
     exit_code = 130
+
+
+def from_document(document: dict[str, Any]) -> VitpeError:
+    """The exception that a ``vitpe.error/1`` document of another process describes."""
+    kinds = {
+        kind.kind: kind
+        for kind in globals().values()
+        if isinstance(kind, type) and issubclass(kind, VitpeError) and kind is not MissingExtraError
+    }
+    kind = kinds.get(document["kind"], VitpeError)
+    return kind(document["message"], hint=document["hint"])

@@ -15,14 +15,18 @@ import onnx
 import pytest
 from jsonschema import Draft202012Validator
 from onnx import numpy_helper
+from PIL import Image
+from sklearn.datasets import load_digits
 
 import vitpe_deploy
 from vitpe_deploy.bench.baseline import against_baseline
 from vitpe_deploy.bench.documents import BaselineRow, BenchReport, json_schema
 from vitpe_deploy.bench.entry import parse_seconds, parse_share
 from vitpe_deploy.bench.gemm import gemm_peak_gflops
+from vitpe_deploy.bench.markdown import markdown
 from vitpe_deploy.cli import bench_main
 from vitpe_deploy.errors import UsageError
+from vitpe_deploy.report.html import render
 
 SCHEMA = Path(vitpe_deploy.__file__).parent / "bench" / "bench.schema.json"
 QUICK = ("--threads", "1", "--rounds", "4", "--iters", "8", "--warmup", "1", "-q")
@@ -133,6 +137,69 @@ def test_wrong_file_is_seen_beside_its_latency(bench: Bench, static: Path, tmp_p
     assert row["agreement"]["passed"] is False
     assert row["agreement"]["max_rel"] > 1e-3
     assert any("sha256" in text for text in row["warnings"])
+    report = BenchReport.model_validate(document)
+    assert "**wrong: " in markdown(report)
+    assert "1 of 1 row does not agree with PyTorch" in render(report)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Twenty pictures of digits that the network was not trained on, and their classes."""
+    folder = tmp_path_factory.mktemp("digits")
+    data = load_digits()
+    lines = ["file,label"]
+    for k in range(20):
+        pixels = (data.images[-1 - k] * 255 / 16).astype(np.uint8)
+        Image.fromarray(pixels).resize((32, 32), Image.Resampling.BICUBIC).save(folder / f"{k}.png")
+        lines.append(f"{k}.png,{data.target[-1 - k]}")
+    labels = folder / "labels.csv"
+    labels.write_text("\n".join(lines), encoding="utf-8")
+    return folder, labels
+
+
+def test_right_classes_stand_beside_latency(
+    bench: Bench, static: Path, digits: tuple[Path, Path]
+) -> None:
+    images, labels = digits
+    _, document = bench(static, "--images", images, "--labels", labels, "--layers", *QUICK)
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    for row in document["results"]:
+        assert row["accuracy"]["images"] == 20
+        assert row["accuracy"]["top1"] == row["accuracy"]["reference_top1"] >= 0.9
+    assert "labels top-1 (PyTorch)" in markdown(BenchReport.model_validate(document))
+    assert [v["runtime"] for v in document["layers"]] == ["onnxruntime", "openvino"]
+    assert all(len(v["rows"]) == 3 and v["first_failing_block"] is None for v in document["layers"])
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_sweep_over_encodings_exports_what_is_not_there(bench: Bench, tmp_path: Path) -> None:
+    small = ("depth=1", "embed_dim=32", "num_heads=2")
+    arguments = (
+        "vit_tiny_patch16_224", *(w for pair in small for w in ("--model-kwarg", pair)),
+        "--pe", "none,rope-2d", "--res", "32,48", "--runtime", "ort", "-o", tmp_path, *QUICK,
+    )  # fmt: skip
+    code, plan = bench(*arguments, "--dry-run")
+    assert code == 0
+    assert len(plan["exports"]) == 4
+    assert [len(group["rows"]) for group in plan["groups"]] == [2, 2]
+    assert not list(tmp_path.iterdir())
+    code, document = bench(*arguments, "--html", tmp_path / "report.html")
+    assert code == 0
+    rows = document["results"]
+    assert [row["id"] for row in rows] == [r for group in plan["groups"] for r in group["rows"]]
+    assert {(row["encoding"], row["resolution"][0]) for row in rows} == {
+        ("none", 32), ("none", 48), ("rope-2d", 32), ("rope-2d", 48),
+    }  # fmt: skip
+    assert {(c["a"], c["b"]) for c in document["comparisons"]} == {
+        tuple(group["rows"]) for group in plan["groups"]
+    }
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page == render(BenchReport.model_validate(document))
+    code, again = bench(*arguments, "--dry-run")
+    assert again["exports"] == []  # they are there now
+    assert [g["rows"] for g in again["groups"]] == [g["rows"] for g in plan["groups"]]
+    code, shown = bench("--from", tmp_path / "bench.json")
+    assert (code, shown) == (0, document)
 
 
 def test_sweep_of_a_dynamic_file(bench: Bench, dynamic: Path) -> None:
@@ -180,7 +247,7 @@ def test_c34_npu_refuses_a_dynamic_file_before_anything_is_compiled(
     code, document = bench(dynamic, "--runtime", "openvino", "--device", "NPU", *QUICK)
     assert (code, document["kind"]) == (2, "unsupported")
     assert "fixed shapes" in document["message"]
-    assert "vitpe-export digits-learned-1d --res" in document["hint"]
+    assert "vitpe-export digits-learned-1d --buckets" in document["hint"]
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -291,6 +358,10 @@ def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
         (("--runtime", "ort", "--precision", "f16"), "onnxruntime takes no --precision f16"),
         (("--runtime", "torch", "--mode", "throughput"), "contradicts --mode throughput"),
         (("--force",), "--force is for --output"),
+        (("--pe", "rope-2d"), "--pe is for models"),
+        (("--precision", "int8"), "--precision int8 is for models"),
+        (("--labels", "labels.csv"), "--labels are for --images"),
+        (("--from", "old.json"), "--from times nothing"),
     ],
 )
 def test_refusals(bench: Bench, static: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -15,8 +15,8 @@ from vitpe_deploy.errors import ArtifactError, UsageError
 _SAME = ("cpu", "cores_used", "cpu_quota", "isa", "memory_bytes")
 
 
-def read_report(path: Path) -> BenchReport:
-    """A document of ``vitpe-bench --json``.
+def read_report(path: Path, flag: str = "--baseline") -> BenchReport:
+    """A document of ``vitpe-bench --json``, named by ``flag``.
 
     Raises:
         ArtifactError: it is missing or something else.
@@ -24,10 +24,10 @@ def read_report(path: Path) -> BenchReport:
     try:
         return BenchReport.model_validate_json(path.read_bytes())
     except OSError as problem:
-        raise ArtifactError(f"--baseline {path} cannot be read: {problem.strerror}") from problem
+        raise ArtifactError(f"{flag} {path} cannot be read: {problem.strerror}") from problem
     except ValidationError as problem:
         raise ArtifactError(
-            f"--baseline {path} is not a report of vitpe-bench",
+            f"{flag} {path} is not a report of vitpe-bench",
             hint="Write one with vitpe-bench ... --json > old.json",
         ) from problem
 

@@ -27,10 +27,9 @@ import numpy as np
 
 from vitpe_deploy.bench import memory
 from vitpe_deploy.bench import protocol as p
+from vitpe_deploy.bench.correct import agreement, classify
 from vitpe_deploy.bench.throughput import Worker, make_workers, threads_per_stream, window
 from vitpe_deploy.errors import InternalError, UsageError, VitpeError
-from vitpe_deploy.parity import LOGITS, compare
-from vitpe_deploy.request import Tolerance
 from vitpe_deploy.runtimes import Runtime, open_runtime
 from vitpe_deploy.runtimes.base import Array
 
@@ -63,11 +62,11 @@ def time_runs(runtime: Runtime, inputs: Mapping[str, Array], runs: int) -> list[
     samples: list[float] = []
     gc.collect()
     gc.disable()
-    clock, run = time.perf_counter, runtime.run
+    clock, run = time.perf_counter, runtime.prepared(inputs)
     try:
         for _ in range(runs):
             start = clock()
-            outputs = run(inputs)
+            outputs = run()
             stop = clock()
             del outputs
             samples.append((stop - start) * 1e3)
@@ -93,30 +92,6 @@ def warm_up(take: Callable[[int], list[float]], at_least: int, limit_s: float) -
         stable = bool(before) and abs(median / float(np.median(before)) - 1) < _STABLE_WITHIN
         if (stable and len(samples) >= at_least) or time.monotonic() - start > limit_s:
             return p.Warmed(len(samples), stable, median)
-
-
-def agreement(
-    runtime: Runtime, inputs: list[Array], expected: list[dict[str, Array]], rtol: float
-) -> p.Agreement:
-    """Outputs of the runtime against expected ones: the worst output counts."""
-    name = runtime.inputs[0].name
-    given = [runtime.run({name: x}) for x in inputs]
-    worst: dict[str, float | None] = {"max_rel": 0.0, "cosine": 1.0, "top1": None}
-    passed, problem = True, None
-    for output in expected[0]:
-        if output not in given[0]:
-            return p.Agreement(None, None, None, False, problem=f"no output {output!r}")
-        result = compare(
-            [e[output] for e in expected], [g[output] for g in given], classes=output == LOGITS
-        )
-        passed &= result.passes(Tolerance(rtol=rtol))
-        problem = problem or result.problem
-        if result.max_rel is None or result.cosine is None:
-            return p.Agreement(None, None, None, False, problem=problem)
-        worst["max_rel"] = max(worst["max_rel"] or 0.0, result.max_rel)
-        worst["cosine"] = min(worst["cosine"] or 0.0, result.cosine)
-        worst["top1"] = result.top1 if result.top1 is not None else worst["top1"]
-    return p.Agreement(worst["max_rel"], worst["cosine"], worst["top1"], passed, problem=problem)
 
 
 class Server:
@@ -154,9 +129,15 @@ class Server:
             wait_until_idle()
             return asdict(warmed)
         if what == p.AGREE:
-            found = agreement(self._runtime, self._inputs, self._expected(), request["rtol"])
+            judge = p.Judge(**request["judge"])
+            found = agreement(self._runtime, self._inputs, self._expected(), judge)
             wait_until_idle()
             return asdict(found)
+        if what == p.CLASSIFY:
+            batch = len(self._inputs[0])
+            classes = classify(self._runtime, Path(self._spec.pictures), batch)
+            wait_until_idle()
+            return {"classes": classes}
         raise ValueError(f"unknown request {what!r}")
 
     def _open(self) -> p.Loaded:
@@ -169,7 +150,7 @@ class Server:
             raise UsageError(
                 f"the file takes {len(self._runtime.inputs)} inputs, the benchmark knows one"
             )
-        resident = memory.resident_bytes()
+        resident, load_peak = memory.resident_bytes(), memory.peak_bytes()
         can_reset = memory.reset_peak()
         first_ms = time_runs(self._runtime, {self._runtime.inputs[0].name: self._inputs[0]}, 1)[0]
         peak = memory.peak_bytes()
@@ -184,6 +165,7 @@ class Server:
             compile_ms=info.compile_ms,
             first_ms=first_ms,
             rss_bytes=resident,
+            load_peak_bytes=load_peak,
             first_peak_bytes=max(0, peak - resident) if known and peak and resident else None,
         )
 
@@ -248,7 +230,7 @@ def _runtime(spec: p.ChildSpec) -> Runtime:
     if spec.runtime == "torch":
         from vitpe_deploy.bench.torch_model import eager_runtime
 
-        return eager_runtime(Path(spec.path), spec.shape, spec.threads)
+        return eager_runtime(Path(spec.path), spec.shape, spec.threads, spec.device)
     if spec.runtime == "openvino":
         from vitpe_deploy.runtimes.openvino import import_openvino
 

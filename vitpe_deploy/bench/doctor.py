@@ -54,6 +54,13 @@ def _used(providers: list[str], devices: dict[str, str]) -> dict[str, str]:
         found["--runtime ort"] = f"CPUExecutionProvider, {threads} threads"
     if "CPU" in devices:
         found["--runtime openvino"] = f"CPU: {devices['CPU']}, {threads} threads"
+    for name, full in devices.items():
+        if name != "CPU":
+            static = ", static files alone" if name.startswith("NPU") else ""
+            found[f"--runtime openvino --device {name}"] = f"{full}{static}"
+    if "OpenVINOExecutionProvider" in providers:
+        for name in devices:
+            found[f"--runtime ort --device OPENVINO:{name}"] = "OpenVINOExecutionProvider"
     if importlib.util.find_spec("torch") is not None:
         found["--runtime torch"] = f"eager, CPU, {threads} threads"
     return found

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field
 
 from vitpe_deploy.bench.statistics import RatioVerdict
-from vitpe_deploy.results import Value
+from vitpe_deploy.results import LayerVerdict, Value
 
 Mode: TypeAlias = Literal["latency", "throughput"]
 
@@ -42,7 +42,13 @@ class LatencyRecord(Value):
 
 
 class AgreementRecord(Value):
-    """Outputs on the same inputs against PyTorch, the worst over outputs and inputs."""
+    """Outputs on the same inputs against PyTorch, the worst over outputs and inputs.
+
+    Attributes:
+        limit: what ``criterion`` is held against: the most for ``max_rel``, else the least.
+        criterion: tolerance, or for int8 files the share of equal top-1 or the cosine.
+        problem: why nothing could be compared.
+    """
 
     reference: Literal["pytorch", "stored"]
     max_rel: float | None
@@ -50,7 +56,19 @@ class AgreementRecord(Value):
     top1: float | None
     limit: float
     passed: bool
+    criterion: Literal["max_rel", "top1", "cosine"] = "max_rel"
     problem: str | None = None
+
+
+class AccuracyRecord(Value):
+    """Right answers on pictures with labels (``--images`` with ``--labels``), as shares.
+
+    ``reference_top1`` is PyTorch's own share on the same pictures; null without it.
+    """
+
+    top1: float
+    images: int
+    reference_top1: float | None
 
 
 class ResultRow(Value):
@@ -67,11 +85,18 @@ class ResultRow(Value):
         share_of_peak: of the fp32 GEMM peak at these threads; null in another precision.
         compile_ms: the engine's share of ``load_ms``.
         streams: requests at a time.
+        rss_loaded_bytes: resident memory of the child when its model is loaded, before it runs.
+        peak_rss_bytes: the most it ever held, loading included.
+        first_peak_bytes: what the first inference needed on top of ``rss_loaded_bytes``.
+        precision_stored: number format of the file, as ``vitpe-export --precision`` calls it.
     """
 
     id: str
     artifact: str
     sha256: str
+    model: str = ""
+    encoding: str | None = None
+    precision_stored: str = "fp32"
     runtime: str
     device: str
     device_name: str
@@ -92,11 +117,13 @@ class ResultRow(Value):
     compile_ms: float | None
     load_ms: float
     first_ms: float
+    rss_loaded_bytes: int | None = None
     peak_rss_bytes: int | None
     first_peak_bytes: int | None
     size_bytes: int
     warmup_runs: int
     agreement: AgreementRecord | None
+    accuracy: AccuracyRecord | None = None
     warnings: tuple[str, ...]
 
     def rounds(self) -> list[tuple[float, ...]]:
@@ -138,6 +165,20 @@ class FailedRow(Value):
     hint: str
 
 
+class HarnessRecord(Value):
+    """What measuring itself costs.
+
+    Attributes:
+        sample_overhead_ms: median of a sample that runs nothing.
+        parent_rss_bytes: resident memory of the process that asks.
+        child_rss_bytes: of a process that is asked, before it loads an engine or a model.
+    """
+
+    sample_overhead_ms: float
+    parent_rss_bytes: int | None
+    child_rss_bytes: int | None
+
+
 class BenchReport(Value):
     """The whole document."""
 
@@ -151,6 +192,8 @@ class BenchReport(Value):
     comparisons: tuple[ComparisonRow, ...]
     failed: tuple[FailedRow, ...] = ()
     baseline: tuple[BaselineRow, ...] = ()
+    layers: tuple[LayerVerdict, ...] = ()
+    harness: HarnessRecord | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 
 from vitpe_deploy.bench.plan import BenchOptions, Group, make_plan
 from vitpe_deploy.bench.rounds import Schedule
+from vitpe_deploy.bench.sweep import Sweep
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.threads import available_cpus
 
 if TYPE_CHECKING:
     from vitpe_deploy.bench.documents import BenchReport
+    from vitpe_deploy.bench.estimate import Estimate
     from vitpe_deploy.progress import Progress
 
 Size = Resolution | int | str | tuple[int, int]
+
+FILES = (".onnx", ".xml", ".json", ".zip")
+"""Suffixes of files; other words that are no path are names of models."""
 
 LONGER = 3
 """Rounds are made up to so many times ``--rounds`` while a comparison is unsure."""
@@ -34,6 +39,12 @@ def benchmark(
     precisions: Sequence[str] = ("f32",),
     modes: Sequence[str] = ("latency",),
     images: str | Path | None = None,
+    labels: str | Path | None = None,
+    layers: bool = False,
+    encodings: Sequence[str] = (),
+    file_precisions: Sequence[str] = (),
+    model_kwargs: Sequence[str] = (),
+    calibration: str | None = None,
     warmup: int = 5,
     iters: int | None = None,
     min_time_s: float = 3.0,
@@ -48,7 +59,8 @@ def benchmark(
     """Time artifacts in engines on this machine, with their agreement with PyTorch beside it.
 
     Args:
-        artifacts: ``.onnx`` or ``.xml`` of ours, or folders of them.
+        artifacts: ``.onnx`` or ``.xml`` of ours, or folders of them; names of models are
+            exported first, one static file per encoding, precision, size and batch.
         runtimes: onnxruntime, openvino, torch; those that can run the file when empty.
         device: in the engine's own words.
         resolutions: sizes in pixels, height first; what the file is made for when empty.
@@ -57,6 +69,13 @@ def benchmark(
         precisions: what OpenVINO is asked for: f32, f16, bf16.
         modes: latency, throughput.
         images: folder of pictures to compare on, besides noise and a structured picture.
+        labels: right classes of ``images``, see :mod:`vitpe_deploy.bench.labels`.
+        layers: also compare after each block.
+        encodings: positional encodings of reference models.
+        file_precisions: number formats that models are exported in: fp32, fp16, int8,
+            int8-weights.
+        model_kwargs: ``KEY=VALUE`` options of the constructors of models.
+        calibration: what int8 is made with.
         warmup: runs before the first round at least; more until latency is stable.
         iters: samples per row, in place of ``min_time_s``.
         min_time_s: seconds of timed inference per row.
@@ -84,10 +103,17 @@ def benchmark(
         precisions=precisions,
         modes=modes,
         images=images,
+        labels=labels,
+        layers=layers,
+        encodings=encodings,
+        file_precisions=file_precisions,
+        model_kwargs=model_kwargs,
+        calibration=calibration,
         warmup=warmup,
         iters=iters,
         min_time_s=min_time_s,
         rounds=rounds,
+        folder=Path("out") if output_dir is None else Path(output_dir),
     )
     plan = make_plan(options)
     return run_planned(
@@ -113,13 +139,34 @@ def make_options(
     precisions: Sequence[str] = ("f32",),
     modes: Sequence[str] = ("latency",),
     images: str | Path | None = None,
+    labels: str | Path | None = None,
+    layers: bool = False,
+    encodings: Sequence[str] = (),
+    file_precisions: Sequence[str] = (),
+    model_kwargs: Sequence[str] = (),
+    calibration: str | None = None,
     warmup: int = 5,
     iters: int | None = None,
     min_time_s: float = 3.0,
     rounds: int = 20,
+    folder: Path = Path("out"),
 ) -> BenchOptions:
-    """Arguments of :func:`benchmark` as frozen values."""
-    paths = [artifacts] if isinstance(artifacts, str | Path) else list(artifacts)
+    """Arguments of :func:`benchmark` as frozen values; ``folder`` is where models are exported.
+
+    Raises:
+        UsageError: options of models, and no model.
+    """
+    given = [artifacts] if isinstance(artifacts, str | Path) else list(artifacts)
+    models = tuple(str(one) for one in given if not _is_file(one))
+    paths = [Path(one) for one in given if _is_file(one)]
+    for flag, values in (
+        ("--pe", encodings), ("--model-kwarg", model_kwargs), ("--calibration", calibration),
+        (f"--precision {', '.join(file_precisions)}", file_precisions),
+    ):  # fmt: skip
+        if values and not models:
+            raise UsageError(
+                f"{flag} is for models, these are files", hint="Name a model: vit_tiny_patch16_224."
+            )
     counts = [threads] if isinstance(threads, int) else list(threads or (available_cpus(),))
     schedule = Schedule(
         rounds=rounds,
@@ -129,7 +176,7 @@ def make_options(
         max_rounds=LONGER * rounds if iters is None else None,
     )
     return BenchOptions(
-        artifacts=tuple(Path(path) for path in paths),
+        artifacts=tuple(paths),
         runtimes=tuple(runtimes),
         device=device,
         resolutions=tuple(dict.fromkeys(Resolution.from_any(s) for s in resolutions)),
@@ -138,14 +185,30 @@ def make_options(
         precisions=tuple(precisions),
         modes=tuple(dict.fromkeys(modes)),
         images=None if images is None else Path(images),
+        labels=None if labels is None else Path(labels),
+        layers=layers,
         schedule=schedule,
+        sweep=Sweep(
+            models=models,
+            encodings=tuple(dict.fromkeys(encodings)),
+            precisions=tuple(dict.fromkeys(file_precisions)) or ("fp32",),
+            kwargs=tuple(model_kwargs),
+            calibration=calibration,
+            folder=folder,
+        ),
     )
+
+
+def _is_file(given: str | Path) -> bool:
+    """Whether it is a file or a folder, and not the name of a model."""
+    return isinstance(given, Path) or Path(given).suffix in FILES or Path(given).exists()
 
 
 def run_planned(
     options: BenchOptions,
     plan: Sequence[Group],
     *,
+    expected: Estimate | None = None,
     baseline: Path | None,
     max_regression: float,
     cross_host: bool,
@@ -161,7 +224,7 @@ def run_planned(
     # read first: nobody wants to hear of a wrong file after the measurement
     old = None if baseline is None else read_report(baseline)
     journal = None if output_dir is None else Journal(output_dir, fresh=force)
-    report = run_bench(options, plan, journal=journal, progress=progress)
+    report = run_bench(options, plan, expected=expected, journal=journal, progress=progress)
     if old is None:
         return report
     rows = against_baseline(report, old, max_regression, cross_host=cross_host)

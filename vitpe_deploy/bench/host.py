@@ -13,6 +13,8 @@ from vitpe_deploy import __version__
 from vitpe_deploy.threads import available_cpus, cgroup_quota, cpu_name
 
 _CPUINFO = Path("/proc/cpuinfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
 _POWER = Path("/sys/class/power_supply")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
@@ -60,6 +62,46 @@ def isa_of(cpuinfo: str) -> tuple[str, ...]:
             there = set(value.split())
             return tuple(word for word in _ISA if word in there)
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """How often the CPU was held back since the machine or the container began.
+
+    Attributes:
+        quota_periods: periods in which the container had used up its CPU quota.
+        hot: times that a core slowed down because it was hot.
+    """
+
+    quota_periods: int
+    hot: int
+
+    def since(self, before: Throttle) -> tuple[str, ...]:
+        """What happened since an earlier reading, with advice."""
+        said = []
+        periods, hot = self.quota_periods - before.quota_periods, self.hot - before.hot
+        if periods > 0:
+            said.append(
+                f"the container was stopped {periods} times because its CPU quota was used up: "
+                "use fewer --threads, or give it more."
+            )
+        if hot > 0:
+            said.append(f"cores slowed down {hot} times because they were hot: let them cool.")
+        return tuple(said)
+
+
+def read_throttle(cgroup: Path = _CGROUP, cpus: Path = _CPUS) -> Throttle:
+    """The counters of the kernel now; those that it does not keep count as 0."""
+    fields = dict(line.partition(" ")[::2] for line in _text(cgroup / "cpu.stat").splitlines())
+    hot = 0
+    with suppress(OSError):
+        for file in cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
+            hot += _count(_text(file))
+    return Throttle(_count(fields.get("nr_throttled", "")), hot)
+
+
+def _count(text: str) -> int:
+    return int(text) if text.strip().isdigit() else 0
 
 
 def warnings(threads: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitpe_deploy.bench.documents import AgreementRecord, BenchReport, ResultRow
+from vitpe_deploy.bench.documents import AgreementRecord, BenchReport, ComparisonRow, ResultRow
 
 _MANY = 6
 """With more rows than this, comparisons are shown with the first row of their group alone."""
@@ -13,8 +13,8 @@ _MANY = 6
 
 def markdown(report: BenchReport) -> str:
     """Host, results, comparisons, baseline, failures and warnings."""
-    parts = [_host(report), _results(report.results)]
-    parts += [_comparisons(report), _baseline(report), _failed(report), _warnings(report)]
+    parts = [_host(report), _results(report.results), _comparisons(report), _baseline(report)]
+    parts += [_layers(report), _failed(report), _warnings(report)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -29,16 +29,34 @@ def _host(report: BenchReport) -> str:
     )
     return (
         f"{host.cpu}, {host.cores_used} CPUs{quota}, {', '.join(host.isa) or 'ISA not known'}; "
-        f"fp32 GEMM peak {peak} GFLOP/s; {host.os}; {versions}"
+        f"fp32 GEMM peak {peak} GFLOP/s; {host.os}; {versions}{_harness(report)}"
+    )
+
+
+def _harness(report: BenchReport) -> str:
+    found = report.harness
+    if found is None:
+        return ""
+    sizes = (
+        "not known" if n is None else f"{n / 2**20:.0f} MiB"
+        for n in (found.parent_rss_bytes, found.child_rss_bytes)
+    )
+    parent, child = sizes
+    return (
+        f"; harness {found.sample_overhead_ms * 1e3:.1f} us per sample, resident {parent} "
+        f"and {child} per child before an engine"
     )
 
 
 def _results(rows: Sequence[ResultRow]) -> str:
     lines = [
         "| artifact | engine | executed | size | batch | threads | median ms | p95 | cv "
-        "| images/s | of peak | load ms | peak RSS MB | max rel | top-1 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| images/s | of peak | load ms | RSS loaded MB | peak RSS MB | max rel | top-1 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    labelled = any(row.accuracy is not None for row in rows)
+    if labelled:
+        lines = [f"{lines[0]} labels top-1 (PyTorch) |", f"{lines[1]}---|"]
     for row in rows:
         latency = row.latency_ms
         timing = (
@@ -48,7 +66,6 @@ def _results(rows: Sequence[ResultRow]) -> str:
         )
         streams = f" ({row.streams} at a time)" if row.mode == "throughput" else ""
         share = "" if row.share_of_peak is None else f"{row.share_of_peak:.0%}"
-        memory = "" if row.peak_rss_bytes is None else f"{row.peak_rss_bytes / 2**20:.0f}"
         cells = [
             Path(row.artifact).name,
             f"{row.runtime} {row.device}",
@@ -60,11 +77,25 @@ def _results(rows: Sequence[ResultRow]) -> str:
             f"{row.throughput_ips:.1f}{streams}",
             share,
             f"{row.load_ms:.0f}",
-            memory,
+            _megabytes(row.rss_loaded_bytes),
+            _megabytes(row.peak_rss_bytes),
             *_agreement(row.agreement),
+            *([_accuracy(row)] if labelled else []),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _megabytes(value: int | None) -> str:
+    return "" if value is None else f"{value / 2**20:.0f}"
+
+
+def _accuracy(row: ResultRow) -> str:
+    found = row.accuracy
+    if found is None:
+        return ""
+    reference = "" if found.reference_top1 is None else f" ({found.reference_top1:.1%})"
+    return f"{found.top1:.1%}{reference} of {found.images}"
 
 
 def _agreement(found: AgreementRecord | None) -> tuple[str, str]:
@@ -73,22 +104,36 @@ def _agreement(found: AgreementRecord | None) -> tuple[str, str]:
     if found.max_rel is None:
         return f"**wrong**: {found.problem}", ""
     error = f"{found.max_rel:.1e}"
-    return error if found.passed else f"**{error}, limit {found.limit:.0e}**", (
-        "" if found.top1 is None else f"{found.top1:.0%}"
-    )
+    top1 = "" if found.top1 is None else f"{found.top1:.0%}"
+    if found.passed:
+        return error, top1
+    if found.criterion == "max_rel":
+        return f"**wrong: {error}, limit {found.limit:.0e}**", top1
+    value = found.top1 if found.criterion == "top1" else found.cosine
+    return f"**wrong: {found.criterion} {value:.3f}, at least {found.limit:g}**", top1
+
+
+def shown_comparisons(report: BenchReport) -> tuple[ComparisonRow, ...]:
+    """All pairs, or with many rows those with the first row of their group."""
+    found = report.comparisons
+    if len(report.results) <= _MANY:
+        return found
+    firsts = {c.a for c in found} - {c.b for c in found}
+    return tuple(c for c in found if c.a in firsts)
 
 
 def _comparisons(report: BenchReport) -> str:
-    shown = report.comparisons
-    if len(report.results) > _MANY:
-        firsts = {c.a for c in shown} - {c.b for c in shown}
-        shown = tuple(c for c in shown if c.a in firsts)
+    shown = shown_comparisons(report)
     if not shown:
         return ""
+    wrong = {
+        row.id for row in report.results if row.agreement is not None and not row.agreement.passed
+    }
     lines = ["| b | against a | b/a | 95 % interval | b is |", "|---|---|---|---|---|"]
     for row in shown:
         low, high = row.ci95
-        verdict = "unsure: measure longer" if row.verdict == "unsure" else row.verdict
+        verdict = "unsure: measure longer" if row.verdict == "unsure" else str(row.verdict)
+        verdict += ", **but wrong**" if row.b in wrong else ""
         lines.append(
             f"| {row.b} | {row.a} | {row.ratio_median:.3f} | {low:.3f} to {high:.3f} | {verdict} |"
         )
@@ -106,6 +151,17 @@ def _baseline(report: BenchReport) -> str:
             f"| {row.id} | {row.baseline_ms:.2f} | {row.ratio_median:.3f} "
             f"| {low:.3f} to {high:.3f} | {said} |"
         )
+    return "\n".join(lines)
+
+
+def _layers(report: BenchReport) -> str:
+    lines = []
+    for found in report.layers:
+        worst = max((row.max_rel or 0.0 for row in found.rows), default=0.0)
+        said = f"all {len(found.rows)} blocks inside tolerance, worst max rel {worst:.1e}"
+        if found.first_failing_block is not None:
+            said = f"**wrong from block {found.first_failing_block}**"
+        lines.append(f"- layers of {Path(found.artifact).name} in {found.runtime}: {said}")
     return "\n".join(lines)
 
 

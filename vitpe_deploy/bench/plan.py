@@ -14,13 +14,15 @@ from typing import cast
 
 from vitpe_deploy.bench.documents import Mode
 from vitpe_deploy.bench.rounds import Schedule
+from vitpe_deploy.bench.sweep import PlannedExport, Sweep, plan_exports
 from vitpe_deploy.errors import ArtifactError, UnsupportedError, UsageError
 from vitpe_deploy.manifest import SUFFIX, Manifest, read_manifest
-from vitpe_deploy.request import Resolution, SizeRange, closest
+from vitpe_deploy.request import Format, Resolution, SizeRange, closest
 from vitpe_deploy.runtimes import canonical
 
 MODES = ("latency", "throughput")
-PRECISIONS = ("f32", "f16", "bf16")
+EXECUTED = ("f32", "f16", "bf16")
+"""What OpenVINO can be asked to compute in, whatever the file's own precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,69 @@ class BenchOptions:
     precisions: tuple[str, ...] = ("f32",)
     modes: tuple[str, ...] = ("latency",)
     images: Path | None = None
+    labels: Path | None = None
+    layers: bool = False
     schedule: Schedule = field(default_factory=Schedule)
+    sweep: Sweep = field(default_factory=Sweep)
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What a file can be asked for, as far as planning needs it; sizes in pixels."""
+
+    model: str
+    format: str
+    size: Resolution | None
+    native: Resolution | None
+    span: SizeRange | None
+    batch: int | None
+    symbolic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file with everything known of it."""
+    """A file with everything known of it, or one that an export is going to write.
+
+    ``swept`` files were exported for one size and batch of a sweep, and are timed at those alone.
+    """
 
     path: Path
-    manifest: Manifest
+    stored: Manifest | None = None
+    export: PlannedExport | None = None
+    swept: bool = False
+
+    @property
+    def manifest(self) -> Manifest:
+        """What stands beside the file.
+
+        Raises:
+            ArtifactError: the file is still to be exported.
+        """
+        if self.stored is None:
+            raise ArtifactError(f"{self.path} is not exported yet")
+        return self.stored
+
+    @property
+    def takes(self) -> Takes:
+        """What it can be asked for."""
+        if self.export is not None:
+            one = self.export
+            return Takes(one.model, "onnx", one.size, one.size, None, one.batch)
+        manifest = self.manifest
+        native, span = manifest.native_resolution, manifest.resolution_range
+        return Takes(
+            model=manifest.source.model if manifest.source is not None else "MODEL",
+            format=manifest.format,
+            size=manifest.size(),
+            native=None if native is None else Resolution(*native),
+            span=None if span is None else SizeRange(*span),
+            batch=manifest.batch,
+            symbolic=tuple(
+                f"{i.name} [{', '.join(map(str, i.shape))}]"
+                for i in manifest.inputs
+                if any(isinstance(dim, str) for dim in i.shape)
+            ),
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +149,10 @@ def make_plan(options: BenchOptions) -> tuple[Group, ...]:
     """
     _check(options)
     artifacts = [found for path in options.artifacts for found in _artifacts(path)]
+    for export in plan_exports(options.sweep, options.resolutions, options.batches):
+        kept = export.kept()
+        missing = export if kept is None else None
+        artifacts.append(Artifact(export.path, kept, missing, swept=True))
     groups: dict[tuple[object, ...], list[PlannedRow]] = {}
     for artifact in artifacts:
         for row in _rows(artifact, options):
@@ -107,11 +167,13 @@ def make_plan(options: BenchOptions) -> tuple[Group, ...]:
 
 
 def _check(options: BenchOptions) -> None:
-    if not options.artifacts:
-        raise UsageError("ARTIFACT is missing", hint="Name a file of vitpe-export.")
+    if not options.artifacts and not options.sweep.models:
+        raise UsageError("ARTIFACT is missing", hint="Name a file of vitpe-export, or a model.")
+    if options.labels is not None and options.images is None:
+        raise UsageError("--labels are for --images", hint="Name the folder of the pictures.")
     for flag, values, known in (
         ("--mode", options.modes, MODES),
-        ("--precision", options.precisions, PRECISIONS),
+        ("--precision", options.precisions, EXECUTED),
     ):
         for value in values:
             if value not in known:
@@ -139,15 +201,15 @@ def _artifacts(path: Path) -> Iterator[Artifact]:
 
 
 def _rows(artifact: Artifact, options: BenchOptions) -> Iterator[PlannedRow]:
-    manifest = artifact.manifest
     _refuse_npu(artifact, options.device)
-    sizes = options.resolutions or (_preferred(artifact),)
-    batches = options.batches or (manifest.batch or 1,)
+    takes = artifact.takes
+    sizes = (takes.size,) if artifact.swept and takes.size else options.resolutions
+    batches = (takes.batch,) if artifact.swept and takes.batch else options.batches
     for mode in options.modes:
         for threads in options.threads:
-            for batch in batches:
+            for batch in batches or (takes.batch or 1,):
                 _check_batch(artifact, batch)
-                for size in sizes:
+                for size in sizes or (_preferred(artifact),):
                     _check_size(artifact, size)
                     for runtime in _runtimes(artifact, options.runtimes):
                         if runtime == "torch" and mode == "throughput":
@@ -160,13 +222,18 @@ def _rows(artifact: Artifact, options: BenchOptions) -> Iterator[PlannedRow]:
                             yield PlannedRow(
                                 artifact,
                                 runtime,
-                                "CPU" if runtime == "torch" else options.device,
+                                _device(runtime, options.device),
                                 precision,
                                 cast(Mode, mode),
                                 threads,
                                 batch,
                                 size,
                             )
+
+
+def _device(runtime: str, device: str) -> str:
+    """Of all the words for devices torch shares ``XPU``; it stands on the CPU beside others."""
+    return "CPU" if runtime == "torch" and not device.upper().startswith("XPU") else device
 
 
 def _precisions(runtime: str, wanted: Sequence[str]) -> Sequence[str]:
@@ -184,58 +251,46 @@ def _precisions(runtime: str, wanted: Sequence[str]) -> Sequence[str]:
 def _refuse_npu(artifact: Artifact, device: str) -> None:
     """The NPU compiles fixed shapes only, and is slow to say so."""
     words = device.upper().replace(":", ",").split(",")
-    symbolic = [
-        f"{i.name} [{', '.join(map(str, i.shape))}]"
-        for i in artifact.manifest.inputs
-        if any(isinstance(dim, str) for dim in i.shape)
-    ]
-    if symbolic and any(word.strip().startswith("NPU") for word in words):
-        source = artifact.manifest.source
-        model = source.model if source is not None else "MODEL"
+    takes = artifact.takes
+    if takes.symbolic and any(word.strip().startswith("NPU") for word in words):
         raise UnsupportedError(
             f"the NPU takes fixed shapes only, {artifact.path.name} is dynamic: "
-            f"{', '.join(symbolic)}",
-            hint="Export one static file per size instead: "
-            f"vitpe-export {model} --res 224 --res 384, without --dynamic.",
+            f"{', '.join(takes.symbolic)}",
+            hint="Export static files of several sizes that share their weights: "
+            f"vitpe-export {takes.model} --buckets 224,384, without --dynamic.",
         )
 
 
 def _preferred(artifact: Artifact) -> Resolution:
-    manifest = artifact.manifest
-    static = manifest.size()
-    if static is not None:
-        return static
-    if manifest.native_resolution is not None:
-        return Resolution(*manifest.native_resolution)
-    raise UsageError(f"{artifact.path.name} has no preferred size", hint="Give --res.")
+    found = artifact.takes.size or artifact.takes.native
+    if found is None:
+        raise UsageError(f"{artifact.path.name} has no preferred size", hint="Give --res.")
+    return found
 
 
 def _check_size(artifact: Artifact, size: Resolution) -> None:
-    manifest = artifact.manifest
-    static = manifest.size()
-    if static is not None and size != static:
+    takes = artifact.takes
+    if takes.size is not None and size != takes.size:
         raise UsageError(
-            f"--res {size}: {artifact.path.name} takes {static} alone",
+            f"--res {size}: {artifact.path.name} takes {takes.size} alone",
             hint=f"Export it with --res {size} too, or once with --dynamic size.",
         )
-    span = manifest.resolution_range
-    if span is not None and size not in SizeRange(*span):
-        raise UsageError(
-            f"--res {size} is outside the range of {artifact.path.name}: {SizeRange(*span)}"
-        )
+    if takes.span is not None and size not in takes.span:
+        raise UsageError(f"--res {size} is outside the range of {artifact.path.name}: {takes.span}")
 
 
 def _check_batch(artifact: Artifact, batch: int) -> None:
-    if artifact.manifest.batch not in (None, batch):
+    fixed = artifact.takes.batch
+    if fixed not in (None, batch):
         raise UsageError(
-            f"--batch {batch}: {artifact.path.name} takes batch {artifact.manifest.batch}",
+            f"--batch {batch}: {artifact.path.name} takes batch {fixed}",
             hint=f"Export it with --batch {batch}, or with --dynamic batch.",
         )
 
 
 def _runtimes(artifact: Artifact, wanted: Sequence[str]) -> tuple[str, ...]:
     """Engines that can run the file, of those asked for."""
-    able = ("onnxruntime", "openvino") if artifact.manifest.format == "onnx" else ("openvino",)
+    able = Format(artifact.takes.format).engines
     if not wanted:
         return able
     names = tuple(dict.fromkeys(canonical(name) for name in wanted))

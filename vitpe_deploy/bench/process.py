@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -84,7 +85,7 @@ class Child:
             )
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise _as_error(reply["error"])
+            raise errors.from_document(reply["error"])
         return reply
 
     def warm_up(self, at_least: int, limit_s: float) -> p.Warmed:
@@ -104,9 +105,13 @@ class Child:
         self.always_idle &= bool(reply["idle"])
         return [float(value) for value in reply["samples_ms"]]
 
-    def agree(self, rtol: float) -> p.Agreement:
+    def agree(self, judge: p.Judge) -> p.Agreement:
         """Compare outputs with the expected ones of the spec."""
-        return p.Agreement(**self.ask(p.AGREE, rtol=rtol))
+        return p.Agreement(**self.ask(p.AGREE, judge=asdict(judge)))
+
+    def classify(self) -> tuple[int, ...]:
+        """The classes of the pictures of the spec."""
+        return tuple(self.ask(p.CLASSIFY)["classes"])
 
     def _last_words(self) -> str:
         if self._process is not None:
@@ -133,16 +138,3 @@ class Child:
         if self._log is not None:
             self._log.close()
             self._log = None
-
-
-def _as_error(document: dict[str, Any]) -> errors.VitpeError:
-    """The exception that a ``vitpe.error/1`` document describes."""
-    kinds: dict[str, type[errors.VitpeError]] = {
-        kind.kind: kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type)
-        and issubclass(kind, errors.VitpeError)
-        and kind is not errors.MissingExtraError
-    }
-    kind = kinds.get(document["kind"], errors.VitpeError)
-    return kind(document["message"], hint=document["hint"])

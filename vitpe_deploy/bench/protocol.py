@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-OPEN, WARM_UP, SAMPLE, AGREE, WINDOW = "open", "warm-up", "sample", "agree", "window"
+OPEN, WARM_UP, SAMPLE, WINDOW = "open", "warm-up", "sample", "window"
+AGREE, CLASSIFY = "agree", "classify"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ChildSpec:
         precision: what is asked of an engine that can compute in another than the file's.
         streams: requests at a time; more than 1 is for throughput alone.
         throughput: whether samples are windows of many requests instead of single runs.
+        pictures: ``.npy`` [n, ...] of single inputs to classify, or empty.
     """
 
     path: str
@@ -40,6 +42,7 @@ class ChildSpec:
     precision: str = "f32"
     streams: int = 1
     throughput: bool = False
+    pictures: str = ""
 
     def as_document(self) -> dict[str, Any]:
         """For the command line of the child."""
@@ -64,6 +67,7 @@ class Loaded:
         compile_ms: the engine's own part of it; None where it does not say.
         first_ms: the first inference.
         rss_bytes: resident memory of the loaded child before its first inference.
+        load_peak_bytes: the most it held until then: loading can take more than running.
         first_peak_bytes: what the first inference needed on top at its peak; None where the
             system does not tell.
     """
@@ -76,6 +80,7 @@ class Loaded:
     compile_ms: float | None
     first_ms: float
     rss_bytes: int | None
+    load_peak_bytes: int | None
     first_peak_bytes: int | None
 
 
@@ -92,12 +97,27 @@ class Warmed:
 class Agreement:
     """Outputs of this child against the reference, worst over the outputs.
 
-    ``problem`` says why nothing could be compared; the numbers are None then.
+    ``problem`` says why nothing could be compared; the numbers are None then. ``limit`` is what
+    ``criterion`` was held against.
     """
 
     max_rel: float | None
     cosine: float | None
     top1: float | None
     passed: bool
-    reference: Literal["pytorch", "stored", "given"] = "given"
+    limit: float
+    criterion: Literal["max_rel", "top1", "cosine"] = "max_rel"
     problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """When outputs agree: inside a tolerance, or where ``floor`` is given by agreement.
+
+    ``floor`` is the least share of equal top-1, or the least cosine where too few inputs can be
+    counted; int8 files are judged by it, as they are when they are exported.
+    """
+
+    rtol: float = 1e-4
+    atol: float = 0.0
+    floor: float | None = None

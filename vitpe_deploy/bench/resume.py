@@ -53,13 +53,13 @@ class Journal:
 
     def rows(self, group: Group, sha256: Mapping[Path, str]) -> list[ResultRow] | None:
         """The rows of a group when all of them are there, made from the same files."""
-        found = []
+        found: list[ResultRow] = []
         for planned in group:
             row = self._rows.get(planned.id)
             if row is None or row.sha256 != sha256[planned.artifact.path]:
                 return None
             found.append(row)
-        return found
+        return found or None
 
     def keep(self, rows: Sequence[ResultRow]) -> None:
         """Append the rows of a finished group."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitpe_deploy.bench import statistics
 from vitpe_deploy.bench.process import Child
-from vitpe_deploy.bench.protocol import Agreement, ChildSpec, Loaded, Warmed
+from vitpe_deploy.bench.protocol import Agreement, ChildSpec, Judge, Loaded, Warmed
 from vitpe_deploy.errors import UsageError, VitpeError
 
 OnError = Callable[["Candidate", VitpeError], None]
@@ -30,7 +30,7 @@ class Candidate:
     label: str
     spec: ChildSpec
     command: tuple[str, ...] | None = None
-    rtol: float = 1e-4
+    judge: Judge = Judge()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Measured:
     peak_rss_bytes: int | None
     idle: bool
     agreement: Agreement | None = None
+    classes: tuple[int, ...] = ()
 
     @property
     def samples_ms(self) -> list[float]:
@@ -101,6 +102,7 @@ class _Running:
     child: Child
     warmed: Warmed
     agreement: Agreement | None
+    classes: tuple[int, ...]
     runs: int
     rounds: list[tuple[float, ...]] = field(default_factory=list)
 
@@ -149,9 +151,11 @@ def measure(
 
 def _start(stack: ExitStack, candidate: Candidate, schedule: Schedule) -> _Running:
     child = stack.enter_context(Child(candidate.spec, candidate.command))
-    agreement = child.agree(candidate.rtol) if candidate.spec.expected else None
+    agreement = child.agree(candidate.judge) if candidate.spec.expected else None
+    classes = child.classify() if candidate.spec.pictures else ()
     warmed = child.warm_up(schedule.warmup, schedule.warmup_limit_s)
-    return _Running(candidate, child, warmed, agreement, schedule.runs_per_round(warmed.median_ms))
+    runs = schedule.runs_per_round(warmed.median_ms)
+    return _Running(candidate, child, warmed, agreement, classes, runs)
 
 
 def _round(one: _Running, schedule: Schedule) -> list[float]:
@@ -176,6 +180,7 @@ def _measured(one: _Running) -> Measured:
         peak_rss_bytes=one.child.peak_rss_bytes,
         idle=one.child.always_idle,
         agreement=one.agreement,
+        classes=one.classes,
     )
 
 

@@ -5,40 +5,43 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
 from vitpe_deploy.bench import host, statistics
 from vitpe_deploy.bench.documents import (
-    AgreementRecord,
     BenchReport,
     ComparisonRow,
     FailedRow,
+    HarnessRecord,
     HostRecord,
-    LatencyRecord,
     ResultRow,
 )
+from vitpe_deploy.bench.estimate import Estimate, duration, estimate
 from vitpe_deploy.bench.flops import gflops
 from vitpe_deploy.bench.gemm import gemm_peak_gflops
+from vitpe_deploy.bench.layers import compare_layers
+from vitpe_deploy.bench.overhead import measure_harness
 from vitpe_deploy.bench.plan import Artifact, BenchOptions, Group, PlannedRow
 from vitpe_deploy.bench.protocol import ChildSpec
-from vitpe_deploy.bench.reference import Prepared, prepare
+from vitpe_deploy.bench.reference import Reference, prepare
 from vitpe_deploy.bench.resume import Journal
-from vitpe_deploy.bench.rounds import Candidate, Measured, measure
+from vitpe_deploy.bench.rounds import Candidate, measure
+from vitpe_deploy.bench.rows import Known, result_row
 from vitpe_deploy.bench.throughput import default_streams
 from vitpe_deploy.errors import VitpeError
 from vitpe_deploy.files import sha256_of
+from vitpe_deploy.manifest import read_manifest
 from vitpe_deploy.progress import Progress, Silent
-from vitpe_deploy.request import Resolution
-
-FP32 = "f32"
+from vitpe_deploy.results import LayerVerdict
 
 
 def run_bench(
     options: BenchOptions,
     plan: Sequence[Group],
     *,
+    expected: Estimate | None = None,
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
@@ -47,6 +50,7 @@ def run_bench(
     Args:
         options: how.
         plan: groups of :func:`~vitpe_deploy.bench.plan.make_plan`.
+        expected: how long it takes, where that is known already.
         journal: keeps finished rows, and gives back those of an interrupted run.
         progress: told what happens.
 
@@ -54,11 +58,13 @@ def run_bench(
         VitpeError: nothing at all could be measured: the error of the first row.
     """
     shown = progress or Silent()
-    run = _Run(options, journal, shown)
+    before = host.read_throttle()
+    run = _Run(options, expected or estimate(options, plan), journal, shown)
     with tempfile.TemporaryDirectory(prefix="vitpe-bench-") as folder:
-        run.prepare(plan, Path(folder))
-        for number, group in enumerate(plan, 1):
-            run.group(number, len(plan), group)
+        ready = run.prepare(plan, Path(folder))
+        for number, group in enumerate(ready, 1):
+            run.group(number, len(ready), group)
+        layers = run.layers(ready) if options.layers else ()
     if not run.rows and run.errors:
         raise run.errors[0]
     return BenchReport(
@@ -66,7 +72,9 @@ def run_bench(
         results=tuple(run.rows),
         comparisons=comparisons(run.rows),
         failed=tuple(run.failed),
-        warnings=host.warnings(max(options.threads)),
+        layers=layers,
+        harness=run.harness,
+        warnings=(*host.warnings(max(options.threads)), *host.read_throttle().since(before)),
     )
 
 
@@ -95,90 +103,183 @@ def comparisons(rows: Sequence[ResultRow]) -> tuple[ComparisonRow, ...]:
 class _Run:
     """What is known while a plan is measured."""
 
-    def __init__(self, options: BenchOptions, journal: Journal | None, shown: Progress) -> None:
+    def __init__(
+        self, options: BenchOptions, expected: Estimate, journal: Journal | None, shown: Progress
+    ) -> None:
         self.options = options
+        self.expected = expected
         self.journal = journal
         self.shown = shown
         self.rows: list[ResultRow] = []
         self.failed: list[FailedRow] = []
         self.errors: list[VitpeError] = []
-        self.inputs: dict[tuple[Path, Resolution, int], Prepared] = {}
-        self.no_reference: dict[Path, str] = {}
-        self.sha256: dict[Path, str] = {}
-        self.counted: dict[tuple[Path, Resolution, int], float | None] = {}
-        self.peaks: dict[int, float | None] = {}
+        self.harness: HarnessRecord | None = None
+        self._references: dict[Path, Reference] = {}
+        self._sha256: dict[Path, str] = {}
+        self._counted = dict(expected.counted)
+        self._peaks: dict[int, float | None] = {}
+        self._spent_s: list[float] = []
+        self._kept: list[list[ResultRow] | None] = []
 
-    def prepare(self, plan: Sequence[Group], folder: Path) -> None:
-        """Inputs and PyTorch's outputs of every artifact, before anything is timed."""
+    def prepare(self, plan: Sequence[Group], folder: Path) -> list[Group]:
+        """Files that are not there yet, inputs and PyTorch's outputs, before anything is timed.
+
+        Gives the groups with what was exported; rows of an export that failed are left out.
+        """
         self.shown.begin(1, len(plan) + 1, "Reference")
         start = time.monotonic()
-        rows = [row for group in plan for row in group]
-        artifacts: dict[Path, Artifact] = {row.artifact.path: row.artifact for row in rows}
+        groups = self._export(plan)
+        self._kept = [self._from_journal(group) for group in groups]
+        fresh = [
+            row for g, kept in zip(groups, self._kept, strict=True) if kept is None for row in g
+        ]
+        artifacts = {row.artifact.path: row.artifact for row in fresh}
         for number, (path, artifact) in enumerate(artifacts.items()):
-            self.shown.tick(f"PyTorch's outputs for {path.name}")
-            self.sha256[path] = sha256_of(path)
-            place = folder / str(number)
-            place.mkdir()
-            cases = [(row.size, row.batch) for row in rows if row.artifact.path == path]
-            found, problem = prepare(
-                artifact,
-                cases,
-                place,
-                images=self.options.images,
-                threads=max(self.options.threads),
-            )
-            self.inputs |= {(path, *case): files for case, files in found.items()}
-            if problem is not None:
-                self.no_reference[path] = problem
-                self.shown.line(f"{path.name}: no reference: {problem}")
-            for size, batch in dict.fromkeys(cases):
-                shape = artifact.manifest.layout().shape(size, batch)
-                self.counted[path, size, batch] = gflops(path, shape)
+            own = [row for row in fresh if row.artifact.path == path]
+            try:
+                self._refer(artifact, own, folder / str(number))
+            except VitpeError as error:
+                for row in own:
+                    self._lost(row, error)
         for threads in self.options.threads:
             self.shown.tick(f"GEMM peak with {threads} threads")
             try:
-                self.peaks[threads] = gemm_peak_gflops(threads)
+                self._peaks[threads] = gemm_peak_gflops(threads)
             except VitpeError as error:
-                self.peaks[threads] = None
+                self._peaks[threads] = None
                 self.shown.line(error.message)
-        peak = self.peaks[self.options.threads[0]]
+        self.harness = measure_harness()
+        peak = self._peaks[self.options.threads[0]]
         said = "" if peak is None else f"fp32 GEMM peak {peak:.0f} GFLOP/s"
         self.shown.end(said, time.monotonic() - start)
+        return [self._able(group) for group in groups]
+
+    def _export(self, plan: Sequence[Group]) -> list[Group]:
+        """The groups with the files of a sweep written; rows of a failed export are left out."""
+        rows = [row for group in plan for row in group]
+        ready: dict[Path, Artifact] = {}
+        for path, artifact in {row.artifact.path: row.artifact for row in rows}.items():
+            try:
+                if artifact.export is not None:
+                    self.shown.tick(f"exporting {path.name}")
+                    artifact.export.carry_out()
+                    stored = read_manifest(path)
+                    ready[path] = replace(artifact, stored=stored, export=None)
+                else:
+                    ready[path] = artifact
+                self._sha256[path] = sha256_of(path)
+            except VitpeError as error:
+                for row in (row for row in rows if row.artifact.path == path):
+                    self._lost(row, error)
+        return [
+            tuple(replace(row, artifact=ready[row.artifact.path]) for row in self._able(group))
+            for group in plan
+        ]
+
+    def _able(self, group: Group) -> Group:
+        """The rows that have not failed yet."""
+        lost = {row.id for row in self.failed}
+        return tuple(row for row in group if row.id not in lost)
+
+    def _from_journal(self, group: Group) -> list[ResultRow] | None:
+        return None if self.journal is None else self.journal.rows(group, self._sha256)
+
+    def _refer(self, artifact: Artifact, rows: Sequence[PlannedRow], folder: Path) -> None:
+        path = artifact.path
+        self.shown.tick(f"PyTorch's outputs for {path.name}")
+        folder.mkdir()
+        cases = list(dict.fromkeys((row.size, row.batch) for row in rows))
+        found = prepare(
+            artifact,
+            cases,
+            folder,
+            images=self.options.images,
+            labels=self.options.labels,
+            threads=max(self.options.threads),
+        )
+        self._references[path] = found
+        if found.problem is not None:
+            self.shown.line(f"{path.name}: no reference: {found.problem}")
+        for size, batch in cases:
+            if artifact.swept or (path, size, batch) not in self._counted:
+                shape = artifact.manifest.layout().shape(size, batch)
+                self._counted[path, size, batch] = gflops(path, shape)
 
     def group(self, number: int, total: int, group: Group) -> None:
         """Measure the rows of one group against each other, or take them from the journal."""
+        if not group:  # all of its exports failed
+            self._spent_s.append(0.0)
+            return
         first = group[0]
         title = f"{first.size} b{first.batch} t{first.threads} {first.mode}"
         self.shown.begin(number + 1, total + 1, title)
-        kept = None if self.journal is None else self.journal.rows(group, self.sha256)
+        kept = self._kept[number - 1]
         if kept is not None:
             self.rows += kept
+            self._spent_s.append(0.0)
             self.shown.end(f"{len(kept)} rows kept from the interrupted run")
             return
         start = time.monotonic()
         by_label = {row.id: row for row in group}
+        left = duration(self.expected.left_s(self._spent_s))
         found = measure(
             [self._candidate(row) for row in group],
             self.options.schedule,
             on_error=lambda candidate, error: self._lost(by_label[candidate.label], error),
-            on_round=lambda done, rounds: self.shown.tick(f"round {done + 1} of {rounds}"),
+            on_round=lambda done, rounds: self.shown.tick(
+                f"round {done + 1} of {rounds}, about {left} to go when this group began"
+            ),
         )
-        rows = [self._row(by_label[m.candidate.label], m) for m in found]
+        measured = [(by_label[m.candidate.label], m) for m in found]
+        rows = [result_row(row, m, self._known(row)) for row, m in measured]
         for row in rows:
             self._show(row)
         self.rows += rows
         if self.journal is not None and len(rows) == len(group):
             self.journal.keep(rows)
-        self.shown.end("", time.monotonic() - start)
+        self._spent_s.append(time.monotonic() - start)
+        rest = self.expected.left_s(self._spent_s)
+        self.shown.end("" if number == total else f"about {duration(rest)} left")
+
+    def layers(self, groups: Sequence[Group]) -> tuple[LayerVerdict, ...]:
+        """Error per layer of every artifact at its first size."""
+        found: list[LayerVerdict] = []
+        rows = [row for group in groups for row in group if row.runtime != "torch"]
+        for path in dict.fromkeys(row.artifact.path for row in rows):
+            own = [row for row in rows if row.artifact.path == path]
+            self.shown.tick(f"layers of {path.name}")
+            engines = tuple(dict.fromkeys(row.runtime for row in own))
+            first = own[0]
+            verdicts, problem = compare_layers(
+                path, first.size, engines, first.device, max(self.options.threads)
+            )
+            found += verdicts
+            if problem is not None:
+                self.shown.note(f"{path.name}: layers not compared: {problem}")
+        return tuple(found)
 
     def host_record(self) -> HostRecord:
         """This machine, with the peak at the largest thread count."""
         found = asdict(host.read_host())
-        return HostRecord(**found, gemm_peak_gflops=self.peaks[max(self.options.threads)])
+        return HostRecord(**found, gemm_peak_gflops=self._peaks[max(self.options.threads)])
+
+    def _known(self, row: PlannedRow) -> Known:
+        path = row.artifact.path
+        reference = self._references[path]
+        return Known(
+            manifest=row.artifact.manifest,
+            sha256=self._sha256[path],
+            prepared=reference.cases[row.size, row.batch],
+            classified=reference.classified.get(row.size),
+            problem=reference.problem,
+            gflops=self._counted[path, row.size, row.batch],
+            peak_gflops=self._peaks[row.threads],
+        )
 
     def _candidate(self, row: PlannedRow) -> Candidate:
-        files = self.inputs[row.artifact.path, row.size, row.batch]
+        known = self._known(row)
         throughput = row.mode == "throughput"
+        files, classified = known.prepared, known.classified
         spec = ChildSpec(
             path=str(row.artifact.path),
             runtime=row.runtime,
@@ -190,11 +291,9 @@ class _Run:
             precision=row.precision,
             streams=default_streams(row.threads) if throughput else 1,
             throughput=throughput,
+            pictures="" if classified is None else str(classified.inputs),
         )
-        return Candidate(row.id, spec, rtol=self._limit(row))
-
-    def _limit(self, row: PlannedRow) -> float:
-        return row.artifact.manifest.tolerance.get("rtol", 1e-4)
+        return Candidate(row.id, spec, judge=known.judge)
 
     def _lost(self, row: PlannedRow, error: VitpeError) -> None:
         self.errors.append(error)
@@ -203,104 +302,13 @@ class _Run:
         )
         self.shown.line(f"{row.runtime}: {error.message}", good=False)
 
-    def _row(self, row: PlannedRow, found: Measured) -> ResultRow:
-        summary, loaded = found.summary, found.loaded
-        spec = found.candidate.spec
-        throughput = row.mode == "throughput"
-        per_image = summary.median if throughput else summary.median / row.batch
-        total = self.counted[row.artifact.path, row.size, row.batch]
-        per_image_gflops = None if total is None else total / row.batch
-        peak = self.peaks[row.threads]
-        share = None
-        if per_image_gflops is not None and peak and loaded.precision_executed == FP32:
-            share = per_image_gflops / (per_image / 1e3) / peak
-        return ResultRow(
-            id=row.id,
-            artifact=str(row.artifact.path),
-            sha256=self.sha256[row.artifact.path],
-            runtime=row.runtime,
-            device=row.device,
-            device_name=loaded.device_name,
-            precision_asked=row.precision,
-            precision_executed=loaded.precision_executed,
-            mode=row.mode,
-            streams=spec.streams,
-            threads=loaded.threads if not throughput else row.threads,
-            batch=row.batch,
-            resolution=(row.size.height, row.size.width),
-            samples_ms=tuple(found.samples_ms),
-            samples_per_round=tuple(len(samples) for samples in found.rounds),
-            outliers=statistics.outliers(found.samples_ms),
-            latency_ms=None if throughput else LatencyRecord(**asdict(summary)),
-            throughput_ips=1e3 / per_image,
-            gflops_per_image=per_image_gflops,
-            share_of_peak=share,
-            compile_ms=loaded.compile_ms,
-            load_ms=loaded.load_ms,
-            first_ms=loaded.first_ms,
-            peak_rss_bytes=found.peak_rss_bytes,
-            first_peak_bytes=loaded.first_peak_bytes,
-            size_bytes=row.artifact.size_bytes,
-            warmup_runs=found.warmed.runs,
-            agreement=self._agreement(row, found),
-            warnings=self._warnings(row, found),
-        )
-
-    def _agreement(self, row: PlannedRow, found: Measured) -> AgreementRecord | None:
-        if found.agreement is None:
-            return None
-        files = self.inputs[row.artifact.path, row.size, row.batch]
-        told = asdict(found.agreement) | {
-            "reference": files.reference,
-            "limit": self._limit(row),
-        }
-        return AgreementRecord(**told)
-
-    def _warnings(self, row: PlannedRow, found: Measured) -> tuple[str, ...]:
-        said = []
-        if found.agreement is None:
-            reason = self.no_reference.get(row.artifact.path, "not compared")
-            said.append(f"agreement with PyTorch is not known: {reason}")
-        if self.sha256[row.artifact.path] != row.artifact.manifest.sha256:
-            said.append("the file is not the one its manifest was written for (sha256)")
-        if found.loaded.precision_executed != row.precision and row.runtime != "torch":
-            said.append(
-                f"{row.precision} was asked for, {found.loaded.precision_executed} is executed"
-            )
-        if not found.warmed.stable:
-            said.append(
-                f"latency had not settled after {found.warmed.runs} warm-up runs: "
-                "end other work, or measure with more --warmup."
-            )
-        far = len(statistics.outliers(found.samples_ms))
-        if far > 0.05 * len(found.samples_ms):
-            said.append(
-                f"{far} of {len(found.samples_ms)} samples are outliers: the machine is noisy; "
-                "end other work, or measure more --rounds."
-            )
-        early, late = _halves(found.rounds)
-        if late > 1.1 * early:
-            said.append(
-                f"latency rose by {late / early - 1:.0%} during the run: the CPU may be "
-                "throttling; let it cool, or lower --threads."
-            )
-        if not found.idle:
-            said.append("threads of this candidate kept spinning between its rounds")
-        return tuple(said)
-
     def _show(self, row: ResultRow) -> None:
         if row.latency_ms is not None:
             text = f"{row.latency_ms.median:.2f} ms  p95 {row.latency_ms.p95:.2f}"
         else:
             text = f"{row.throughput_ips:.1f} images/s with {row.streams} requests at a time"
         share = "" if row.share_of_peak is None else f"  {row.share_of_peak:.0%} of peak"
+        top1 = "" if row.accuracy is None else f"  top-1 {row.accuracy.top1:.1%}"
         good = None if row.agreement is None else row.agreement.passed
         label = f"{row.runtime} {row.precision_executed} {Path(row.artifact).name}"
-        self.shown.line(f"{text}{share}", label=label, good=good)
-
-
-def _halves(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Typical latency of the first and of the last third of the rounds, in milliseconds."""
-    medians = statistics.round_medians(rounds)
-    third = max(1, len(medians) // 3)
-    return float(medians[:third].min()), float(medians[-third:].min())
+        self.shown.line(f"{text}{share}{top1}", label=label, good=good)

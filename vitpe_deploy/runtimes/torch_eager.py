@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from vitpe_deploy.errors import MissingExtraError, UsageError
+from vitpe_deploy.errors import DeviceError, MissingExtraError, UsageError
 from vitpe_deploy.runtimes.base import Array, Dim, Opened, Runtime, RuntimeInfo, TensorInfo
 from vitpe_deploy.threads import cpu_name
 
@@ -17,6 +17,27 @@ if TYPE_CHECKING:
 Forward: TypeAlias = "Callable[[Tensor], Mapping[str, Tensor] | tuple[Tensor, ...] | Tensor]"
 
 _PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+
+def device_name(device: str) -> str:
+    """The hardware behind ``CPU``, ``XPU`` or ``XPU:1``.
+
+    Raises:
+        DeviceError: it is not here; names those that are.
+    """
+    import torch
+
+    kind, _, number = device.upper().partition(":")
+    count = torch.xpu.device_count() if torch.xpu.is_available() else 0
+    if kind == "CPU" and not number:
+        return cpu_name()
+    if kind == "XPU" and number in ("", *map(str, range(count))) and count:
+        return str(torch.xpu.get_device_name(int(number or 0)))
+    there = ["CPU", *(f"XPU:{k}" for k in range(count))]
+    raise DeviceError(
+        f"torch has no device {device} here; there are: {', '.join(there)}",
+        hint="Use one of them. XPU needs a torch build for Intel GPUs and its driver.",
+    )
 
 
 class TorchRuntime(Runtime):
@@ -30,6 +51,7 @@ class TorchRuntime(Runtime):
         output_names: Needed unless ``forward`` names its outputs itself.
         input_shape: What :attr:`inputs` says and checks; the default is a batch of pictures.
         input_dtype: numpy name.
+        device: ``CPU``, or ``XPU`` for an Intel GPU; ``forward`` has to be there already.
 
     Raises:
         UsageError: a module in training mode: dropout would make the reference random.
@@ -44,6 +66,7 @@ class TorchRuntime(Runtime):
         output_names: tuple[str, ...] = (),
         input_shape: tuple[Dim, ...] = ("batch", 3, "height", "width"),
         input_dtype: str = "float32",
+        device: str = "CPU",
     ) -> None:
         super().__init__(threads=threads)
         if getattr(forward, "training", False):
@@ -53,6 +76,7 @@ class TorchRuntime(Runtime):
         self._forward = forward
         self._input = TensorInfo(input_name, input_shape, input_dtype)
         self._output_names = output_names
+        self._device = device
         self._torch: Any = None
         self._threads_before: int | None = None
 
@@ -61,14 +85,15 @@ class TorchRuntime(Runtime):
             import torch
         except ImportError:
             raise MissingExtraError("torch", "export") from None
+        name = device_name(self._device)
         self._torch = torch
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         info = RuntimeInfo(
             runtime="torch",
             version=torch.__version__.split("+")[0],
-            device="CPU",
-            device_name=cpu_name(),
+            device=self._device,
+            device_name=name,
             precision_executed=self._precision(),
             threads=torch.get_num_threads(),
         )
@@ -84,7 +109,9 @@ class TorchRuntime(Runtime):
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         torch = self._torch
         # torch warns about arrays it must not write to, and would share the memory of the others
-        tensor = torch.tensor(np.ascontiguousarray(inputs[self._input.name]))
+        tensor = torch.tensor(
+            np.ascontiguousarray(inputs[self._input.name]), device=self._device.lower()
+        )
         with torch.inference_mode():
             result = self._forward(tensor)
         if isinstance(result, torch.Tensor):
