@@ -49,6 +49,12 @@ def test_warm_up_is_a_size_that_was_proved(dynamic: Manifest) -> None:
     assert warm.inputs["pixel_values"].random_data
 
 
+def test_a_model_without_batches_is_warmed_up_too(manifest: Callable[..., Manifest]) -> None:
+    (warm,) = _parsed(manifest()).model_warmup
+    assert warm.batch_size == 1
+    assert list(warm.inputs["pixel_values"].dims) == [1, 3, 64, 96]
+
+
 def test_text_is_warmed_up_with_ids_that_exist(manifest: Callable[..., Manifest]) -> None:
     text = manifest(
         native_resolution=(1, 77),

@@ -88,7 +88,7 @@ def _warm_up(model: ServedModel) -> str:
             "model_warmup [",
             "  {",
             '    name: "one input"',
-            f"    batch_size: {1 if model.batched else 0}",
+            "    batch_size: 1",  # of a model without batches too: at 0 nothing is run
             "    inputs {",
             f"      key: {_text(model.input.name)}",
             "      value {",
