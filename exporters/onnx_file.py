@@ -45,8 +45,7 @@ def write_onnx(
 
     The hash covers the ``.onnx`` file, which names the data file and its lengths.
     """
-    model.metadata_props.clear()
-    model.metadata_props.update(sorted(metadata.items()))
+    set_metadata(model, metadata)
     weights = sum(
         v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
     )
@@ -65,6 +64,20 @@ def write_onnx(
             digest.update(part)
             file.write(part)
     return WrittenFile((path,), digest.hexdigest())
+
+
+def set_metadata(model: ir.Model, metadata: Mapping[str, str]) -> None:
+    """Make ``metadata`` all that the file says beside its graph, in the order of the keys."""
+    model.metadata_props.clear()
+    model.metadata_props.update(sorted(metadata.items()))
+
+
+def serialized_tensor(tensor: ir.TensorProtocol) -> bytes | memoryview:
+    """Little-endian values in row order, as ``raw_data`` and data files hold them."""
+    array = tensor.numpy()
+    if array.dtype.isbuiltin != 1:
+        return tensor.tobytes()  # packed and 16-bit brain floats, which numpy lacks
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _serialized(model: ir.Model) -> Iterator[bytes | memoryview]:
@@ -129,10 +142,7 @@ class _Weight:
 
     def data(self) -> bytes | memoryview:
         """Little-endian values in row order."""
-        array = self._tensor.numpy()
-        if array.dtype.isbuiltin != 1:
-            return self._tensor.tobytes()  # packed and 16-bit brain floats, which numpy lacks
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        return serialized_tensor(self._tensor)
 
 
 def _bytes(message: onnx.ModelProto | onnx.GraphProto | onnx.TensorProto) -> bytes:

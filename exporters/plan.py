@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporters.quantize.rules import check_precision
+from vitpe_deploy.buckets import BucketFiles, check_buckets
 from vitpe_deploy.errors import UnsupportedError, UsageError
+from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.limits import AxisLimit
+from vitpe_deploy.pixels import pixel_input
 from vitpe_deploy.request import (
     OPSETS,
     Dynamic,
@@ -22,7 +25,10 @@ from vitpe_deploy.request import (
 )
 from vitpe_deploy.sources.base import LengthRule, ModelFacts
 
-_SUFFIXES = {Format.ONNX: ".onnx", Format.OPENVINO: ".xml"}
+OPERATORS_SUFFIX = ".required_operators.config"
+"""Of the list that a minimal build of ONNX Runtime is made from, beside an ``.ort``."""
+
+_SUFFIXES = {Format.ONNX: ".onnx", Format.OPENVINO: ".xml", Format.ORT: ".ort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +55,16 @@ class PlannedGraph:
         return f"{self.stem}{suffix}{_SUFFIXES[kind]}"
 
     def file_names(self, kind: Format, target: Target) -> tuple[str, ...]:
-        """The main file of one format, its weights where they are apart, and its manifest."""
+        """The main file of one format, what lies beside it, and its manifest."""
         from vitpe_deploy.manifest import manifest_path
 
         main = self.file_name(kind, target)
-        weights = (str(Path(main).with_suffix(".bin")),) if kind is Format.OPENVINO else ()
-        return (main, *weights, manifest_path(Path(main)).name)
+        beside: tuple[str, ...] = ()
+        if kind is Format.OPENVINO:
+            beside = (str(Path(main).with_suffix(".bin")),)
+        elif kind is Format.ORT:
+            beside = (f"{main}{OPERATORS_SUFFIX}",)
+        return (main, *beside, manifest_path(Path(main)).name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +74,43 @@ class Plan:
     outputs: tuple[str, ...]
     graphs: tuple[PlannedGraph, ...]
     limits: tuple[AxisLimit, ...] = ()
+    buckets: BucketFiles | None = None
+
+    def layout(self, request: ExportRequest, facts: ModelFacts) -> InputLayout:
+        """What the files take: what the model takes, or pixels."""
+        if request.pixel_order is None:
+            return facts.input
+        return pixel_input(facts.input, request.pixel_order)
+
+    @property
+    def groups(self) -> tuple[tuple[PlannedGraph, ...], ...]:
+        """Graphs whose files appear at once: all buckets, else each by itself."""
+        return (self.graphs,) if self.buckets else tuple((graph,) for graph in self.graphs)
 
     def paths(self, request: ExportRequest) -> Iterator[Path]:
         """Every file that will be there, except weights that are too large for one ONNX file."""
         for graph in self.graphs:
             for kind in request.formats:
-                for name in graph.file_names(kind, request.target):
+                for name in self.file_names(graph, kind, request.target):
                     yield request.output_dir / name
+        for kind in request.formats if self.buckets else ():
+            yield from (request.output_dir / name for name in self.shared_names(kind))
+
+    def file_names(self, graph: PlannedGraph, kind: Format, target: Target) -> tuple[str, ...]:
+        """Files of one graph in one format, without those that it shares with others."""
+        names = graph.file_names(kind, target)
+        return tuple(n for n in names if not (self.buckets and n.endswith(".bin")))
+
+    def shared_names(self, kind: Format) -> tuple[str, ...]:
+        """The data file and the index of buckets in one format."""
+        if self.buckets is None:
+            return ()
+        return self.buckets.data_name(kind.value), self.buckets.index_name(kind.value)
 
 
 def engines_for(kind: Format, wanted: Sequence[str]) -> tuple[str, ...]:
     """Those of ``wanted`` that can run a format."""
-    return tuple(r for r in wanted if kind is Format.ONNX or r == "openvino")
+    return tuple(r for r in wanted if r in kind.engines)
 
 
 def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
@@ -89,6 +124,8 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
     symbolic_size = facts.input.has_symbolic_size(request.dynamic)
     _check_flags(request, symbolic_size=symbolic_size)
     check_precision(request, facts.input)
+    if request.pixel_order is not None:
+        _check_pixels(request, facts, request.pixel_order)
     limits = _limits(request, facts) if symbolic_size else ()
     sizes = _sizes(request, facts)
     outputs = facts.check_outputs(request.outputs)
@@ -97,7 +134,7 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
         graphs = (_dynamic_graph(request, facts, sizes),)
     else:
         graphs = tuple(_static_graph(request, facts, size) for size in sizes)
-    return Plan(outputs, graphs, limits)
+    return Plan(outputs, graphs, limits, _bucket_files(request, facts))
 
 
 def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
@@ -121,6 +158,8 @@ def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
             f"--res-range needs a dynamic size, got --dynamic {request.dynamic}",
             hint="Add --dynamic size.",
         )
+    if request.buckets:
+        check_buckets(request, symbolic_size=symbolic_size)
     verify = request.verify
     if not verify.enabled and (
         verify.resolutions or verify.layers or verify.passes or verify.images is not None
@@ -133,6 +172,11 @@ def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
             "--verify-res needs a file with a dynamic size: a static file runs at --res alone",
             hint="Add --dynamic size, or leave out --verify-res.",
         )
+    if Format.ORT in request.formats and verify.layers:
+        raise UsageError(
+            "--layers contradicts --format ort, whose values inside cannot be read",
+            hint="Compare layers in --format onnx.",
+        )
     if not request.formats:
         raise UsageError("--format names no format", hint="Use onnx, openvino, or both.")
     if request.skip_passes:
@@ -143,22 +187,65 @@ def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
 
 
 def _sizes(request: ExportRequest, facts: ModelFacts) -> tuple[Resolution, ...]:
-    if not request.resolutions and facts.native is None:
+    asked = request.buckets or request.resolutions
+    if not asked and facts.native is None:
         raise UsageError(f"{facts.name} has no native size", hint="Give --res.")
-    sizes = request.resolutions or ((facts.native,) if facts.native is not None else ())
+    sizes = asked or ((facts.native,) if facts.native is not None else ())
     span = request.size_range
     if span is not None and not request.resolutions and sizes[0] not in span:
         sizes = (Resolution(span.low, span.low),)
     rule = facts.sizes(symbolic=request.dynamic.size)
     for size in sizes:
-        rule.check(size, allow_floor=request.allow_floor)
-        _check_range(request, size, "--res")
+        flag = "--buckets" if request.buckets else "--res"
+        rule.check(size, allow_floor=request.allow_floor, flag=flag)
+        _check_range(request, size, flag)
     for size in request.verify.resolutions:
         rule.check(size, allow_floor=request.allow_floor, flag="--verify-res")
         _check_range(request, size, "--verify-res")
     if len(set(sizes)) != len(sizes):
-        raise UsageError("--res names one size twice")
+        flag = "--buckets" if request.buckets else "--res"
+        raise UsageError(f"{flag} names one size twice")
     return sizes
+
+
+def _check_pixels(request: ExportRequest, facts: ModelFacts, order: str) -> None:
+    """Refuse pixels where the model or the precision cannot go with them.
+
+    Raises:
+        UsageError: says with what they cannot.
+    """
+    pixel_input(facts.input, order)
+    if not request.precision.by_agreement:
+        return
+    if Format.OPENVINO in request.formats:
+        raise UsageError(
+            f"--embed-preprocess does not go with --precision {request.precision} in OpenVINO IR",
+            hint="Use --format onnx, or another precision.",
+        )
+    if (request.calibration or "").endswith(".npz"):
+        raise UsageError(
+            "--embed-preprocess takes pixels, --calibration with an .npz holds prepared values",
+            hint="Give --calibration a folder of pictures.",
+        )
+
+
+def _bucket_files(request: ExportRequest, facts: ModelFacts) -> BucketFiles | None:
+    """Names of what buckets share.
+
+    Raises:
+        UsageError: the model does not read pictures.
+    """
+    if not request.buckets:
+        return None
+    if facts.input.kind == "text":
+        raise UsageError(
+            "--buckets are sizes of pictures, this model reads text",
+            hint="Use --dynamic length, or leave it out.",
+        )
+    stem = (
+        f"{facts.name}-buckets{_batch_suffix(request)}-{request.precision}{_pixels_suffix(request)}"
+    )
+    return BucketFiles(stem, "" if request.target is Target.ORT else f"-{request.target}")
 
 
 def _limits(request: ExportRequest, facts: ModelFacts) -> tuple[AxisLimit, ...]:
@@ -168,7 +255,10 @@ def _limits(request: ExportRequest, facts: ModelFacts) -> tuple[AxisLimit, ...]:
         UsageError: a range whose sizes the model cannot take.
     """
     rule, span = facts.size_rule, request.size_range
-    axes = facts.input.size_axes()
+    layout = facts.input
+    if request.pixel_order is not None:
+        layout = pixel_input(layout, request.pixel_order)
+    axes = layout.size_axes()
     if isinstance(rule, LengthRule):
         (axis,) = axes
         return (AxisLimit(axis, axes[axis], 1, rule.limit),)
@@ -213,13 +303,18 @@ def _batch_suffix(request: ExportRequest) -> str:
     return f"-b{request.batch}" if request.batch != 1 else ""
 
 
+def _pixels_suffix(request: ExportRequest) -> str:
+    """A file that takes pixels does not take the name of one that takes prepared values."""
+    return "" if request.pixel_order is None else "-pixels"
+
+
 def _static_graph(request: ExportRequest, facts: ModelFacts, size: Resolution) -> PlannedGraph:
     return PlannedGraph(
         size=size,
         trace_size=size,
         trace_batch=2 if request.dynamic.batch else request.batch,
         cases=tuple((size, batch) for batch in _batches(request)),
-        stem=f"{facts.name}-{facts.input.label(size)}{_batch_suffix(request)}-{request.precision}",
+        stem=f"{facts.name}-{facts.input.label(size)}{_batch_suffix(request)}-{request.precision}{_pixels_suffix(request)}",
     )
 
 
@@ -238,5 +333,5 @@ def _dynamic_graph(
         trace_size=rule.unlike(native),
         trace_batch=2 if request.dynamic.batch else request.batch,
         cases=tuple((size, batch) for size in wanted for batch in _batches(request)),
-        stem=f"{facts.name}-{word}{_batch_suffix(request)}-{request.precision}",
+        stem=f"{facts.name}-{word}{_batch_suffix(request)}-{request.precision}{_pixels_suffix(request)}",
     )

@@ -31,6 +31,7 @@ from vitpe_deploy.parity import (
     unable_rows,
 )
 from vitpe_deploy.parity import Target as ParityTarget
+from vitpe_deploy.pixels import reference_for
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Format, Target
 from vitpe_deploy.results import LayerVerdict, ParityRow, Verdict
@@ -100,25 +101,30 @@ def prove(
 ) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
     """Parity of every artifact in every engine that can run it."""
     verify, facts = request.verify, loaded.facts
+    layout = plan.layout(request, facts)
     results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
     cases = [
         make_case(
             size,
             batch,
-            layout=facts.input,
+            layout=layout,
             preprocess=facts.preprocess,
             images=verify.images,
         )
         for size, batch in graph.cases
     ]
-    referee = loaded.referee(threads=request.threads, symbolic=request.dynamic.size)
+    referee = reference_for(
+        layout,
+        facts.preprocess,
+        loaded.referee(threads=request.threads, symbolic=request.dynamic.size),
+    )
     expected = References(referee, plan.outputs, progress)
     floor = request.min_agreement if request.precision.by_agreement else None
     if floor is not None:
         cases = agreement_cases(
             cases,
             request.calibration,
-            layout=facts.input,
+            layout=layout,
             preprocess=facts.preprocess,
             images=verify.images,
         )

@@ -14,6 +14,8 @@ def test_public_names() -> None:
         "ExportReport",
         "InspectReport",
         "LoadedArtifact",
+        "LoadedBuckets",
+        "LoadedPair",
         "Resolution",
         "VerifyReport",
         "VitpeError",
@@ -21,6 +23,7 @@ def test_public_names() -> None:
         "export",
         "inspect",
         "load",
+        "load_pair",
         "verify",
     }
     assert set(vitpe_deploy.__all__) == set(dir(vitpe_deploy)) == expected

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from vitpe_deploy.api import export, inspect, verify
     from vitpe_deploy.bench.documents import BenchReport
     from vitpe_deploy.bench.entry import benchmark
-    from vitpe_deploy.deploy import LoadedArtifact, load
+    from vitpe_deploy.deploy import (
+        LoadedArtifact,
+        LoadedBuckets,
+        LoadedPair,
+        load,
+        load_pair,
+    )
     from vitpe_deploy.errors import VitpeError
     from vitpe_deploy.inspection.report import InspectReport
     from vitpe_deploy.request import Resolution
@@ -30,6 +36,8 @@ __all__ = [
     "ExportReport",
     "InspectReport",
     "LoadedArtifact",
+    "LoadedBuckets",
+    "LoadedPair",
     "Resolution",
     "VerifyReport",
     "VitpeError",
@@ -38,6 +46,7 @@ __all__ = [
     "export",
     "inspect",
     "load",
+    "load_pair",
     "verify",
 ]
 
@@ -50,9 +59,12 @@ _HOMES = {
     "VerifyReport": "results",
     "VitpeError": "errors",
     "LoadedArtifact": "deploy",
+    "LoadedBuckets": "deploy",
+    "LoadedPair": "deploy",
     "export": "api",
     "inspect": "api",
     "load": "deploy",
+    "load_pair": "deploy",
     "verify": "api",
 }
 

@@ -23,6 +23,7 @@ from vitpe_deploy.build_request import (
     tolerance,
 )
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError
+from vitpe_deploy.pair_export import refuse_existing_pair, write_pairs
 from vitpe_deploy.request import ExportRequest, ModelRequest, Resolution, closest
 from vitpe_deploy.towers import merged, split
 from vitpe_deploy.versions import BOUNDS, EXPORT, require, untested
@@ -48,6 +49,7 @@ def export(
     model: Model = "vit_small_patch16_224",
     resolution: Size | Sequence[Size] | None = None,
     *,
+    buckets: Size | Sequence[Size] | None = None,
     dynamic: str = "none",
     size_range: str | tuple[int, int, int] | None = None,
     batch: int = 1,
@@ -71,6 +73,9 @@ def export(
     opset: int = 20,
     simplify: bool = True,
     skip_passes: Sequence[str] = (),
+    embed_preprocess: bool = False,
+    pixel_order: str | None = None,
+    layout: str = "files",
     allow_floor: bool = False,
     verify: bool = True,
     verify_resolutions: Sequence[Size] = (),
@@ -89,6 +94,7 @@ def export(
     Args:
         model: a MODEL string, or an ``nn.Module`` that takes pixel values [B, C, H, W].
         resolution: one size or several, in pixels, height first; the native size for None.
+        buckets: sizes of static files that share one weights file, in place of ``resolution``.
         dynamic: which dimensions stay symbolic: none, batch, size, all.
         size_range: bounds in pixels of a dynamic file: low, high, step.
         batch: batch of a file whose batch is not symbolic.
@@ -104,7 +110,7 @@ def export(
         tower: vision, text or both, of a model that has two; both are two files in one report.
         outputs: logits, pooled, cls, tokens, feature-map, block:k; the model's own when empty.
         target: whose kernels the graph is spelled for: ort, openvino, portable.
-        formats: onnx, openvino.
+        formats: onnx, openvino, ort.
         precision: fp32, fp16, int8, int8-weights.
         calibration: folder of pictures, ``.npz`` of inputs, or ``random``; int8 needs one.
         min_agreement: agreement with fp32 below which int8 fails: top-1, or cosine.
@@ -112,6 +118,9 @@ def export(
         opset: ONNX operator set.
         simplify: whether onnxsim runs after the passes.
         skip_passes: names of passes to leave out.
+        embed_preprocess: the file takes uint8 pixels and scales and normalises them by itself.
+        pixel_order: nhwc or nchw; nhwc for None.
+        layout: files, or the model repository of a server: triton, ovms.
         allow_floor: accept sizes whose border pixels the library drops.
         verify: whether files are compared with PyTorch.
         verify_resolutions: further sizes to verify a dynamic file at.
@@ -134,6 +143,7 @@ def export(
     request = make_request(
         name_of(model),
         resolution,
+        buckets=buckets,
         dynamic=dynamic,
         size_range=size_range,
         batch=batch,
@@ -157,6 +167,9 @@ def export(
         opset=opset,
         simplify=simplify,
         skip_passes=skip_passes,
+        embed_preprocess=embed_preprocess,
+        pixel_order=pixel_order,
+        layout=layout,
         allow_floor=allow_floor,
         verify=verify,
         verify_resolutions=verify_resolutions,
@@ -177,15 +190,26 @@ def export_request(
     request: ExportRequest, *, module: nn.Module | None = None, progress: Progress | None = None
 ) -> ExportReport:
     """Export a complete request. ``module`` takes the place of the request's MODEL string."""
+    from vitpe_deploy.layouts.repository import lay_out
+
     with _ONE_AT_A_TIME:
         exports = [(one, open_model(one, module)) for one in split(request)]
         for one, source in exports:
             plan_request(one, source)
-        return merged([run_request(one, source, progress=progress) for one, source in exports])
+        refuse_existing_pair(request, exports[0][1])
+        reports = [run_request(one, source, progress=progress) for one, source in exports]
+        report = merged(reports, write_pairs(request, exports[0][1], reports))
+        return lay_out(request, report)
 
 
 def open_model(request: ExportRequest, module: nn.Module | None = None) -> Source:
     """The source of a request. Loads nothing, and imports no torch for a reference model."""
+    if module is None and request.model.model.endswith(".onnx"):
+        from vitpe_deploy.sources.own_file import own_file
+
+        found = own_file(request)
+        if found is not None:
+            return found
     return _source(request.model, module, request.resolutions)
 
 
@@ -198,14 +222,15 @@ def plan_request(request: ExportRequest, source: Source) -> Plan:
         ArtifactError: another package shadows ours, or there are no pictures where told.
     """
     _require_own_exporters()
-    from exporters.plan import make_plan
     from vitpe_deploy.files import refuse_existing
+    from vitpe_deploy.layouts.repository import check_layout
 
-    plan = make_plan(request, source.facts())
+    plan = _plan(request, source)
     folder = request.output_dir
     if os.path.exists(folder) and not os.path.isdir(folder):  # pathlib's raise without permission
         raise UsageError(f"--output {folder} is a file", hint="Give a folder.")
     refuse_existing(plan.paths(request), force=request.force)
+    check_layout(request, plan.paths(request))
     if request.verify.images is not None:
         from vitpe_deploy.images import list_images
 
@@ -225,8 +250,31 @@ def run_request(
     if progress is not None:
         for line in untested(BOUNDS):
             progress.note(f"note: {line}")
+    if _is_respelled(request, source):
+        run = importlib.import_module("exporters.respell.run").run_respelling
     report: ExportReport = run(request, source, progress=progress)
     return report
+
+
+def _plan(request: ExportRequest, source: Source) -> Plan:
+    if _is_respelled(request, source):
+        require_exporters()
+        planned: Plan = importlib.import_module("exporters.respell.run").plan_respelling(
+            request, source
+        )
+        return planned
+    from exporters.plan import make_plan
+
+    return make_plan(request, source.facts())
+
+
+def _is_respelled(request: ExportRequest, source: Source) -> bool:
+    """Whether the source is a file of ours that is respelled, not traced."""
+    if not request.model.model.endswith(".onnx"):
+        return False
+    from vitpe_deploy.sources.own_file import OwnFile
+
+    return isinstance(source, OwnFile)
 
 
 def verify(
@@ -251,7 +299,7 @@ def verify(
     """Compare an artifact with PyTorch again, or a bundle with its stored outputs.
 
     Args:
-        artifact: an ``.onnx`` or ``.xml`` of ours, or a bundle.
+        artifact: an ``.onnx`` or ``.xml`` of ours, a bundle, or buckets by their index or folder.
         against: the model to compare with; what the manifest records for None.
         encoding: positional encoding of ``against``, as are weights, model_kwargs and seed.
         weights: safetensors or state dict of ``against``.
@@ -272,11 +320,17 @@ def verify(
         VitpeError: see :mod:`vitpe_deploy.errors`.
     """
     from vitpe_deploy.verification import run_verify
+    from vitpe_deploy.verify_buckets import find_index, verify_buckets
 
     options = _verify_options(
         resolutions, runtimes, device, images, layers, rtol, atol, threads, tuple(batches)
     )
-    source = _against(against, encoding, weights, model_kwargs, seed, options.resolutions)
+    source = _against(
+        against, encoding, weights, model_kwargs, seed, options.resolutions, Path(artifact)
+    )
+    index = find_index(Path(artifact))
+    if index is not None:
+        return verify_buckets(index, options, against=source, progress=progress)
     return run_verify(Path(artifact), options, against=source, progress=progress)
 
 
@@ -303,6 +357,7 @@ def bundle(
     Raises:
         VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
     """
+    from vitpe_deploy.buckets import is_index
     from vitpe_deploy.bundle import SUFFIX, is_bundle
     from vitpe_deploy.files import refuse_existing
     from vitpe_deploy.verification import pack
@@ -310,10 +365,15 @@ def bundle(
     path = Path(artifact)
     if is_bundle(path):
         raise UsageError(f"{path} is a bundle already", hint="Leave out --bundle to check it.")
+    if path.is_dir() or is_index(path):
+        raise UsageError(
+            f"a bundle holds one file, {path} lists several",
+            hint="Give --bundle one of the files in it.",
+        )
     folder = path.parent if output_dir is None else Path(output_dir)
     refuse_existing([folder / f"{path.name}{SUFFIX}"], force=force)
     options = _verify_options(resolutions, None, "CPU", images, False, None, None, threads)
-    source = _against(against, encoding, weights, model_kwargs, seed, options.resolutions)
+    source = _against(against, encoding, weights, model_kwargs, seed, options.resolutions, path)
     return pack(path, options, against=source, output_dir=folder, force=force, progress=progress)
 
 
@@ -322,6 +382,7 @@ def inspect(
     *,
     encoding: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
+    tower: str | None = None,
     trace: bool = False,
     resolution: Size | None = None,
     target: str = "ort",
@@ -335,6 +396,7 @@ def inspect(
         subject: a MODEL string, an ``nn.Module``, or the path of an ``.onnx``, ``.xml`` or bundle.
         encoding: positional encoding of a reference model.
         model_kwargs: options of the model's constructor.
+        tower: vision or text, of a model that has two.
         trace: also load and trace the model and report what each pass does; as slow as an export.
         resolution: size to trace at; the native one for None.
         target: whose kernels passes spell for.
@@ -348,14 +410,19 @@ def inspect(
     if not trace and resolution is not None:
         raise UsageError("--res is the size to trace at", hint="Add --trace, or leave it out.")
     if isinstance(subject, Path) or (isinstance(subject, str) and is_file(subject)):
-        if encoding is not None or model_kwargs or trace:
+        if encoding is not None or model_kwargs or tower is not None or trace:
             raise UsageError(
-                "--pe, --model-kwarg and --trace are for models, this is a file",
+                "--pe, --model-kwarg, --tower and --trace are for models, this is a file",
                 hint="Leave them out.",
             )
         return inspect_file(Path(subject))
     request = make_request(
-        name_of(subject), resolution, encoding=encoding, model_kwargs=model_kwargs, target=target
+        name_of(subject),
+        resolution,
+        encoding=encoding,
+        model_kwargs=model_kwargs,
+        tower=tower,
+        target=target,
     )
     source = open_model(request, None if isinstance(subject, str) else subject)
     source.facts()  # refuses what it refuses before torch is asked for
@@ -424,6 +491,7 @@ def _against(
     model_kwargs: Mapping[str, Any] | None,
     seed: int,
     sizes: Sequence[Resolution],
+    artifact: Path,
 ) -> Source | None:
     if model is None:
         if encoding is not None or weights is not None or model_kwargs or seed:
@@ -432,10 +500,15 @@ def _against(
                 hint="Add --against MODEL, or leave them out: the manifest has them.",
             )
         return None
+    from vitpe_deploy.against import as_exported
+
     request = model_request(
         name_of(model), encoding=encoding, weights=weights, kwargs=model_kwargs, seed=seed
     )
-    return _source(request, None if isinstance(model, str) else model, sizes)
+    module = None if isinstance(model, str) else model
+    has_towers = None if module is None else hasattr(module, "get_text_features")
+    request = as_exported(request, artifact, has_towers=has_towers)
+    return _source(request, module, sizes)
 
 
 def _verify_options(

@@ -41,6 +41,7 @@ def make_request(
     model: str = "vit_small_patch16_224",
     resolution: Size | Sequence[Size] | None = None,
     *,
+    buckets: Size | Sequence[Size] | None = None,
     dynamic: str = "none",
     size_range: str | tuple[int, int, int] | None = None,
     batch: int = 1,
@@ -64,6 +65,9 @@ def make_request(
     opset: int = 20,
     simplify: bool = True,
     skip_passes: Sequence[str] = (),
+    embed_preprocess: bool = False,
+    pixel_order: str | None = None,
+    layout: str = "files",
     allow_floor: bool = False,
     verify: bool = True,
     verify_resolutions: Sequence[Size] = (),
@@ -95,6 +99,7 @@ def make_request(
             resample=ResampleOverride(_interpolation(interpolation), antialias, align_corners),
         ),
         resolutions=_sizes(resolution),
+        buckets=_sizes(buckets),
         dynamic=choose(Dynamic, dynamic, "--dynamic"),
         size_range=_range(size_range),
         batch=batch,
@@ -108,6 +113,8 @@ def make_request(
         opset=opset,
         simplify=simplify,
         skip_passes=tuple(skip_passes),
+        pixel_order=_pixel_order(embed_preprocess, pixel_order),
+        layout=_layout(layout),
         allow_floor=allow_floor,
         verify=VerifyRequest(
             enabled=verify,
@@ -186,6 +193,22 @@ def _range(value: str | tuple[int, int, int] | None) -> SizeRange | None:
     if value is None:
         return None
     return SizeRange.parse(value) if isinstance(value, str) else SizeRange(*value)
+
+
+def _pixel_order(embed: bool, order: str | None) -> str | None:
+    if order is not None and not embed:
+        raise UsageError(
+            "--pixel-order is for files that take pixels", hint="Add --embed-preprocess."
+        )
+    return (order or "nhwc") if embed else None
+
+
+def _layout(name: str) -> str:
+    if name != "files":  # the others bring the manifest along, which refusals do without
+        from vitpe_deploy.layouts import layout_of
+
+        return layout_of(name).name
+    return name
 
 
 def _interpolation(value: str | None) -> str | None:

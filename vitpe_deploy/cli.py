@@ -32,6 +32,7 @@ def export(
     context: typer.Context,
     model: o.ModelName = "vit_small_patch16_224",
     res: o.Res = None,
+    buckets: o.Buckets = None,
     dynamic: o.DynamicDims = "none",
     res_range: o.ResRange = None,
     batch: o.Batch = 1,
@@ -53,6 +54,9 @@ def export(
     opset: o.Opset = 20,
     simplify: o.Simplify = True,
     skip_pass: o.SkipPass = None,
+    embed_preprocess: o.EmbedPreprocess = False,
+    pixel_order: o.PixelOrder = None,
+    layout: o.LayoutName = "files",
     weights: o.Weights = None,
     model_kwarg: o.ModelKwarg = None,
     verify: o.Verify = True,
@@ -85,10 +89,13 @@ def export(
         )  # fmt: skip
     from vitpe_deploy import api, towers
     from vitpe_deploy.build_request import make_request
+    from vitpe_deploy.layouts.repository import lay_out
+    from vitpe_deploy.pair_export import refuse_existing_pair, write_pairs
 
     request = make_request(
         model,
         list(o.words(res, "--res")),
+        buckets=list(o.words(buckets, "--buckets")),
         dynamic=dynamic,
         size_range=res_range,
         batch=batch,
@@ -112,6 +119,9 @@ def export(
         opset=opset,
         simplify=simplify,
         skip_passes=o.words(skip_pass, "--skip-pass"),
+        embed_preprocess=embed_preprocess,
+        pixel_order=pixel_order,
+        layout=layout,
         allow_floor=allow_floor,
         verify=verify,
         verify_resolutions=o.words(verify_res, "--verify-res"),
@@ -127,6 +137,7 @@ def export(
     # Two towers are two exports; both are planned before either is carried out.
     exports = [(one, api.open_model(one)) for one in towers.split(request)]
     plans = [api.plan_request(one, source) for one, source in exports]
+    refuse_existing_pair(request, exports[0][1])
     from vitpe_deploy import cli_summary as summary
 
     with Console(level) as console, stdout_for_results():
@@ -143,7 +154,8 @@ def export(
             document = towers.merged_plans(planned)
             said = json.dumps(document, indent=2) if as_json else summary.plan_summary(document)
             return Outcome(said)
-        report = towers.merged(reports)
+        report = towers.merged(reports, write_pairs(request, exports[0][1], reports))
+        report = lay_out(request, report)
     text = report.model_dump_json(by_alias=True, indent=2)
     return Outcome(text if as_json else summary.export_summary(report), _exit_code(report))
 

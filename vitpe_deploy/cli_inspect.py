@@ -51,6 +51,7 @@ def inspect_command(
     subject: Subject,
     pe: o.Pe = None,
     model_kwarg: o.ModelKwarg = None,
+    tower: o.Tower = None,
     trace: Trace = False,
     res: TraceSize = None,
     target: o.TargetName = "ort",
@@ -74,6 +75,7 @@ def inspect_command(
             subject,
             encoding=pe,
             model_kwargs=o.pairs(model_kwarg, "--model-kwarg"),
+            tower=tower,
             trace=trace,
             resolution=res,
             target=target,
@@ -130,7 +132,9 @@ def _sizes(sizes: Sizes) -> Iterator[str]:
         yield f"texts of up to {sizes.longest} tokens"
     if sizes.native is not None:
         yield f"native {_by(sizes.native)}"
-    if sizes.fixed is not None:
+    if sizes.buckets:
+        yield f"buckets {', '.join(map(_by, sizes.buckets))}, one weights file"
+    elif sizes.fixed is not None:
         yield f"{_by(sizes.fixed)} only: {sizes.fixed_reason}"
     elif sizes.divisor is not None:
         what = f" ({sizes.reason})" if sizes.reason else ""

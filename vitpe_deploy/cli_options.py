@@ -47,11 +47,12 @@ ModelName: TypeAlias = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A reference model, timm:NAME, hf:DIR_OR_ID, torchvision:NAME, py:MODULE:CALLABLE, "
-        "or the path of an .onnx file.",
+        "the path of an .onnx file, or of a jobs file (.toml).",
     ),
 ]
 Artifact: TypeAlias = Annotated[
-    Path, typer.Argument(help="An exported .onnx or .xml, or a .bundle.zip.")
+    Path,
+    typer.Argument(help="An exported .onnx or .xml, a .bundle.zip, or buckets (index or folder)."),
 ]
 Weights: TypeAlias = Annotated[
     Path | None,
@@ -96,6 +97,16 @@ Res: TypeAlias = Annotated[
         "--res",
         text="Pixels, height first, used exactly; repeatable (default: native). "
         "Example: --res 384x512",
+    ),
+]
+Buckets: TypeAlias = Annotated[
+    list[str] | None,
+    _value(
+        SIZE,
+        "SIZES",
+        "--buckets",
+        text="Static files of these sizes that share one weights file, for devices with fixed "
+        "shapes (NPU). Example: --buckets 224,384,224x384",
     ),
 ]
 DynamicDims: TypeAlias = Annotated[
@@ -216,12 +227,18 @@ TargetName: TypeAlias = Annotated[
         HOW,
         "NAME",
         "--target",
-        text="Whose kernels the graph is spelled for: ort, openvino, portable.",
+        text="Whose kernels the graph is spelled for: ort, openvino, portable (standard "
+        "operators). A file of ours is respelled without its model.",
     ),
 ]
 Formats: TypeAlias = Annotated[
     list[str],
-    _value(HOW, "NAMES", "--format", text="onnx, openvino. Example: --format onnx,openvino"),
+    _value(
+        HOW,
+        "NAMES",
+        "--format",
+        text="onnx, openvino, ort (ONNX Runtime mobile). Example: --format onnx,openvino",
+    ),
 ]
 PrecisionName: TypeAlias = Annotated[
     str,
@@ -239,7 +256,8 @@ Calibration: TypeAlias = Annotated[
         "DATA",
         "--calibration",
         text="For int8 (and fp16): a folder of pictures, an .npz whose arrays are named like the "
-        "inputs, or random. Example: --calibration photos/",
+        "inputs, or random. Half (at most 32) calibrate, the rest judge. "
+        "Example: --calibration photos/",
     ),
 ]
 MinAgreement: TypeAlias = Annotated[
@@ -272,6 +290,33 @@ SkipPass: TypeAlias = Annotated[
         "NAME",
         "--skip-pass",
         text="Leave out one graph pass; repeatable. Example: --skip-pass constants",
+    ),
+]
+
+EmbedPreprocess: TypeAlias = Annotated[
+    bool,
+    _switch(
+        HOW,
+        "--embed-preprocess",
+        text="The file takes uint8 pixels; scaling and normalisation are inside, resizing is not.",
+    ),
+]
+PixelOrder: TypeAlias = Annotated[
+    str | None,
+    _value(
+        HOW,
+        "ORDER",
+        "--pixel-order",
+        text="Of --embed-preprocess: nhwc (default) or nchw.",
+    ),
+]
+LayoutName: TypeAlias = Annotated[
+    str,
+    _value(
+        HOW,
+        "NAME",
+        "--layout",
+        text="files, or a server's model repository: triton, ovms (OpenVINO Model Server).",
     ),
 ]
 

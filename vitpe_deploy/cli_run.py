@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_boundary import Outcome, stdout_for_results
 from vitpe_deploy.console import Console
+from vitpe_deploy.errors import UsageError
 
 if TYPE_CHECKING:
     from vitpe_deploy.deploy.run import RunReport, RunRow
@@ -18,7 +19,11 @@ ENGINE = "Engine"
 RESULT = "Result"
 
 RunArtifact: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="ARTIFACT", help="An exported .onnx or .xml, or its folder.")
+    Path,
+    typer.Argument(
+        metavar="ARTIFACT",
+        help="An exported .onnx or .xml, an index of buckets, or their folder.",
+    ),
 ]
 Inputs: TypeAlias = Annotated[
     list[Path],
@@ -44,12 +49,23 @@ RunDevice: TypeAlias = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
+Cache: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Keep what OpenVINO compiled for the next start, in DIR or in the user's cache "
+        "folder (auto). Default: nothing is kept.",
+        rich_help_panel=ENGINE,
+    ),
+]
 RunSize: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--res",
         metavar="N|HxW",
-        help="Size that pictures are brought to, for a file of symbolic size (default: native).",
+        help="Size that pictures are brought to, for a file of symbolic size (default: native) or "
+        "buckets (default: the nearest).",
         rich_help_panel=RESULT,
     ),
 ]
@@ -59,6 +75,16 @@ Resize: TypeAlias = Annotated[
         "--resize",
         metavar="",
         help="Resample prepared inputs of another size instead of refusing them.",
+        rich_help_panel=RESULT,
+    ),
+]
+Prompts: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",
+        metavar="TEXT",
+        help="Score pictures against texts, with two towers (index or folder); repeatable. "
+        'Example: --prompt "a photo of a cat" --prompt "a photo of a dog"',
         rich_help_panel=RESULT,
     ),
 ]
@@ -86,6 +112,8 @@ def run_command(
     res: RunSize = None,
     resize: Resize = False,
     top: Top = 5,
+    prompt: Prompts = None,
+    cache: Cache = None,
     output: SaveDir = None,
     force: o.Force = False,
     as_json: o.Json = False,
@@ -102,6 +130,13 @@ def run_command(
     """
     del version
     level = o.verbosity(verbose, quiet)
+    kept = True if cache == "auto" else cache
+    if prompt or artifact.name.endswith(".pair.json"):
+        return _against_prompts(
+            artifact, images, prompt or [], level, as_json,
+            unused={"--res": res, "--resize": resize, "--output": output, "--force": force},
+            device=device, runtime=runtime, count=top, threads=threads, cache=kept,
+        )  # fmt: skip
     from vitpe_deploy.deploy.run import run_on
 
     with Console(level) as console, stdout_for_results():
@@ -116,8 +151,35 @@ def run_command(
             output_dir=output,
             force=force,
             threads=threads,
+            cache=kept,
             progress=console,
         )
+    return Outcome(report.model_dump_json(by_alias=True, indent=2) if as_json else _summary(report))
+
+
+def _against_prompts(
+    artifact: Path,
+    images: list[Path],
+    prompts: list[str],
+    level: int,
+    as_json: bool,
+    *,
+    unused: dict[str, object],
+    **options: Any,
+) -> Outcome:
+    """The command on two towers."""
+    if not prompts:
+        raise UsageError(
+            f"{artifact} is a pair of towers and there are no prompts",
+            hint="Add --prompt TEXT for each, or name the file of one tower.",
+        )
+    for flag, value in unused.items():
+        if value:
+            raise UsageError(f"{flag} has no meaning with --prompt", hint="Leave it out.")
+    from vitpe_deploy.deploy.run_pair import run_pair
+
+    with Console(level) as console, stdout_for_results():
+        report = run_pair(artifact, images, prompts, progress=console, **options)
     return Outcome(report.model_dump_json(by_alias=True, indent=2) if as_json else _summary(report))
 
 

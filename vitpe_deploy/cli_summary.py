@@ -23,7 +23,7 @@ def header(request: ExportRequest, facts: ModelFacts, plan: Plan) -> str:
         sizes = f"dynamic {request.dynamic}"
         sizes += f" {request.size_range}" if request.size_range is not None else ""
     else:
-        sizes = ",".join(str(graph.size) for graph in plan.graphs)
+        sizes = ",".join(str(graph.size or "dynamic") for graph in plan.graphs)
         sizes += "  dynamic batch" if request.dynamic.batch else ""
     batch = "" if request.batch == 1 else f"  batch {request.batch}"
     target = "" if request.target.value == "ort" else f"  {request.target}"
@@ -43,6 +43,12 @@ def export_summary(report: ExportReport) -> str:
         lines.append(
             f"{record.path}  {_megabytes(record.size_bytes)}  {_verdict(rows, bool(failed))}"
         )
+    judged = [c for c in report.candidates if c.calibrated_on]
+    if judged:
+        lines.append(
+            f"  calibrated on {judged[0].calibrated_on} inputs, "
+            f"agreement on {judged[0].judged_on} others"
+        )
     for found in report.candidates:
         agreement = found.problem or f"{found.criterion} {found.agreement:.4f}"
         spent = "" if found.latency_ms is None else f"{found.latency_ms:.2f} ms  "
@@ -50,10 +56,14 @@ def export_summary(report: ExportReport) -> str:
             f"  {'*' if found.chosen else ' '} {found.method:<18} {spent}"
             f"{_megabytes(found.size_bytes)}  {agreement}"
         )
+    lines += [f"{path}  {_megabytes(_size_of(Path(path)))} in all" for path in report.indexes]
     lines.append(f"weights: {report.weights}")
-    first = report.artifacts[0].path
+    buckets = [path for path in report.indexes if path.endswith(".buckets.json")]
+    first = (*buckets, report.artifacts[0].path)[0]
     if report.verdict == "failed":
-        lines += _next(_after_failure(first, report.parity))
+        lines += _next(_after_failure(report.artifacts[0].path, report.parity))
+    elif first.endswith(".buckets.json"):
+        lines += _next((f"vitpe-verify {_quoted(first)}", f"vitpe-run {_quoted(first)} IMAGE"))
     else:
         command = f"vitpe-verify {_quoted(first)}"
         lines += _next((command, f"{command} --bundle"))
@@ -62,7 +72,7 @@ def export_summary(report: ExportReport) -> str:
 
 def verify_summary(report: VerifyReport, *, bundle: bool) -> str:
     """The last lines of a verification."""
-    size = _megabytes(Path(report.artifact).stat().st_size)
+    size = _megabytes(_size_of(Path(report.artifact)))
     failed = any(_fails(v) for v in report.layers)
     against = "stored outputs of PyTorch" if report.reference == "stored" else "PyTorch"
     lines = [
@@ -70,15 +80,38 @@ def verify_summary(report: VerifyReport, *, bundle: bool) -> str:
         f"against: {against} ({report.model})",
     ]
     quoted = _quoted(report.artifact)
-    if report.verdict == "failed" and not bundle:
+    if report.verdict == "failed" and not bundle and not report.artifact.endswith(".json"):
         lines += _next(_after_failure(report.artifact, report.parity))
     elif report.verdict == "failed":
         lines += _next(_looser(quoted, report.parity))
-    elif bundle:
+    elif bundle or report.artifact.endswith(".json"):
         lines += _next((f"vitpe-verify {quoted}",))
     else:
         lines += _next((f"vitpe-verify {quoted} --layers", f"vitpe-verify {quoted} --bundle"))
     return "\n".join(lines)
+
+
+def _size_of(path: Path) -> int:
+    """Bytes of a file, or of all that an index lists, shared weights once."""
+    from vitpe_deploy.buckets import is_index
+    from vitpe_deploy.pair_index import is_pair
+
+    if is_pair(path):
+        from vitpe_deploy.manifest import read_manifest
+        from vitpe_deploy.pair_index import read_pair
+
+        pair = read_pair(path)
+        manifests = [read_manifest(path.with_name(name)) for name in (pair.vision, pair.text)]
+        tokens = () if pair.tokenizer is None else (pair.tokenizer.file,)
+        names = {path.name, *tokens, *(name for m in manifests for name in m.files)}
+        return sum(path.with_name(name).stat().st_size for name in names)
+    if not is_index(path):
+        return path.stat().st_size
+    from vitpe_deploy.bucket_index import read_index
+
+    index = read_index(path)
+    names = (path.name, index.weights, *(bucket.file for bucket in index.buckets))
+    return sum(path.with_name(name).stat().st_size for name in names)
 
 
 def plan_document(request: ExportRequest, facts: ModelFacts, plan: Plan) -> dict[str, Any]:
@@ -88,7 +121,7 @@ def plan_document(request: ExportRequest, facts: ModelFacts, plan: Plan) -> dict
     files = []
     for graph in plan.graphs:
         for kind in request.formats:
-            names = graph.file_names(kind, request.target)
+            names = plan.file_names(graph, kind, request.target)
             engines = engines_for(kind, request.verify.runtimes)
             files.append(
                 {
@@ -98,6 +131,7 @@ def plan_document(request: ExportRequest, facts: ModelFacts, plan: Plan) -> dict
                     "verify": _planned_proof(graph, engines) if request.verify.enabled else [],
                 }
             )
+    shared = [name for kind in request.formats for name in plan.shared_names(kind)]
     return {
         "schema": "vitpe.plan/1",
         "model": facts.spec,
@@ -107,6 +141,7 @@ def plan_document(request: ExportRequest, facts: ModelFacts, plan: Plan) -> dict
         "opset": request.opset,
         "outputs": list(plan.outputs),
         "files": files,
+        "shared": [str(request.output_dir / name) for name in shared],
     }
 
 
@@ -123,6 +158,7 @@ def plan_summary(document: dict[str, Any]) -> str:
             )
         if not file["verify"]:
             lines.append("would verify  nothing (--no-verify)")
+    lines += [f"would write   {path}" for path in document["shared"]]
     lines.append("Nothing was written: --dry-run.")
     return "\n".join(lines)
 

@@ -23,6 +23,10 @@ MAX_PIXELS = 128_000_000
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
+_EXIF_ORIENTATION = 0x0112
+_EXIF_TURNED = range(5, 9)
+"""Orientations that swap height and width."""
+
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -121,6 +125,26 @@ def load_image(path: Path) -> npt.NDArray[np.uint8]:
         ) from error
 
 
+def image_size(path: Path) -> tuple[int, int]:
+    """Height and width of a picture as :func:`load_image` gives it, from its head alone.
+
+    Raises:
+        UsageError: no such file.
+        ArtifactError: not a picture.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as file:
+                turned = file.getexif().get(_EXIF_ORIENTATION, 1) in _EXIF_TURNED
+                height, width = file.height, file.width
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
+        found = load_image(path)  # says what is wrong, in the words for it
+        height, width = found.shape[:2]
+        turned = False
+    return (width, height) if turned else (height, width)
+
+
 def _to_rgb(image: Image.Image, path: Path) -> npt.NDArray[np.uint8]:
     if image.mode.startswith("I"):
         wide = np.asarray(image).astype(np.int64)
@@ -160,6 +184,24 @@ def prepare(
     Returns:
         ``[3, height, width]``, channels in ``preprocess.color_order``.
     """
+    values = normalise(fit_pixels(image, height, width, preprocess), preprocess)
+    if preprocess.fit == "pad":
+        rows, columns = _inside(image.shape[0], image.shape[1], height, width)
+        values[rows:] = 0
+        values[:, columns:] = 0
+    return np.ascontiguousarray(values.transpose(2, 0, 1), dtype=np.float32)
+
+
+def fit_pixels(
+    image: npt.NDArray[np.uint8], height: int, width: int, preprocess: Preprocess
+) -> npt.NDArray[np.uint8]:
+    """The first half of :func:`prepare`: the picture at the size, its pixels as they are.
+
+    What is padded gets the pixel that normalises nearest to zero.
+
+    Returns:
+        ``[height, width, 3]``, RGB.
+    """
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise UsageError(
             f"a picture must be uint8 [H, W, 3], got {image.dtype} {list(image.shape)}",
@@ -174,13 +216,25 @@ def prepare(
             f"an input of {height}x{width} is over the limit of {MAX_PIXELS} pixels",
             hint="Use a smaller size.",
         )
-    resized = _FITS[preprocess.fit](Image.fromarray(image), height, width, preprocess)
-    pixels = np.asarray(resized, dtype=np.float32) * np.float32(preprocess.scale)  # [H, W, 3]
+    return np.asarray(_FITS[preprocess.fit](Image.fromarray(image), height, width, preprocess))
+
+
+def normalise(pixels: npt.NDArray[np.uint8], preprocess: Preprocess) -> npt.NDArray[np.float32]:
+    """The second half of :func:`prepare`: ``(pixel * scale - mean) / std``.
+
+    Args:
+        pixels: ``[..., 3]``, RGB.
+        preprocess: The model's rule.
+
+    Returns:
+        ``[..., 3]``, channels in ``preprocess.color_order``.
+    """
+    values = pixels.astype(np.float32) * np.float32(preprocess.scale)
     if preprocess.color_order == "BGR":
-        pixels = pixels[..., ::-1]
+        values = values[..., ::-1]
     mean, std = (np.array(v, dtype=np.float32) for v in (preprocess.mean, preprocess.std))
-    values = (pixels - mean) / std
-    return np.ascontiguousarray(values.transpose(2, 0, 1), dtype=np.float32)
+    normalised: npt.NDArray[np.float32] = (values - mean) / std
+    return normalised
 
 
 def _box(image: Image.Image, height: int, width: int, rule: Preprocess) -> Image.Image:
@@ -218,6 +272,22 @@ def _squash(image: Image.Image, height: int, width: int, rule: Preprocess) -> Im
     return _centre(image.resize(size, _FILTERS[rule.interpolation]), height, width)
 
 
+def _pad(image: Image.Image, height: int, width: int, rule: Preprocess) -> Image.Image:
+    """The whole picture inside the target, its shape kept, at the top left."""
+    rows, columns = _inside(image.height, image.width, height, width)
+    mean = [min(max(round(m / rule.scale), 0), 255) for m in rule.mean]
+    filling = mean[::-1] if rule.color_order == "BGR" else mean
+    target = Image.new("RGB", (width, height), (filling[0], filling[1], filling[2]))
+    target.paste(image.resize((columns, rows), _FILTERS[rule.interpolation]))
+    return target
+
+
+def _inside(own_height: int, own_width: int, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of a picture that was scaled to lie inside a target, rounded as for SAM."""
+    scale = min(height / own_height, width / own_width)
+    return max(int(own_height * scale + 0.5), 1), max(int(own_width * scale + 0.5), 1)
+
+
 def _enlarged(side: int, rule: Preprocess) -> int:
     """Pixels to resize to before ``side`` of them are cut out."""
     return math.floor(side / rule.crop + 1e-6)  # 224 / (224 / 248) is a hair below 248
@@ -228,7 +298,7 @@ def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-_FITS = {"box": _box, "center-crop": _center_crop, "squash": _squash}
+_FITS = {"box": _box, "center-crop": _center_crop, "squash": _squash, "pad": _pad}
 
 
 def resize_values(

@@ -99,7 +99,7 @@ class ImageInput(InputLayout):
 
     def has_symbolic_size(self, dynamic: Dynamic) -> bool:
         """Under ``size`` and ``all``."""
-        return _pictures_have_size(dynamic)
+        return pictures_have_size(dynamic)
 
     def arrays(
         self,
@@ -131,7 +131,12 @@ class ImageInput(InputLayout):
 
 @dataclass(frozen=True, slots=True)
 class VideoInput(InputLayout):
-    """Clips [B, C, T, H, W] in float32; the number of frames belongs to the model."""
+    """Clips in float32; the number of frames belongs to the model.
+
+    Attributes:
+        frames_first: whether a clip is [B, T, C, H, W], as transformers reads it; else
+            [B, C, T, H, W].
+    """
 
     kind: ClassVar[str] = "video"
     name: ClassVar[str] = "pixel_values"
@@ -139,10 +144,12 @@ class VideoInput(InputLayout):
 
     channels: int = 3
     frames: int = 16
+    frames_first: bool = False
 
     def shape(self, size: Resolution, batch: int) -> tuple[int, ...]:
-        """[B, C, T, H, W]."""
-        return (batch, self.channels, self.frames, size.height, size.width)
+        """[B, C, T, H, W] or [B, T, C, H, W]."""
+        inner = (self.channels, self.frames)
+        return (batch, *(inner[::-1] if self.frames_first else inner), size.height, size.width)
 
     def size_axes(self) -> Mapping[int, str]:
         """Height and width."""
@@ -150,7 +157,7 @@ class VideoInput(InputLayout):
 
     def has_symbolic_size(self, dynamic: Dynamic) -> bool:
         """Under ``size`` and ``all``."""
-        return _pictures_have_size(dynamic)
+        return pictures_have_size(dynamic)
 
     def arrays(
         self,
@@ -167,8 +174,9 @@ class VideoInput(InputLayout):
         stills = ImageInput(self.channels).arrays(
             size, batch, preprocess=preprocess, images=images, seeds=0
         )
+        axis = 1 if self.frames_first else 2
         moved = [
-            np.stack([np.roll(x, 3 * t, axis=-1) for t in range(self.frames)], axis=2)
+            np.stack([np.roll(x, 3 * t, axis=-1) for t in range(self.frames)], axis=axis)
             for x in stills
         ]
         shape = self.shape(size, batch)
@@ -259,15 +267,22 @@ def layout_from_dict(document: Mapping[str, Any]) -> InputLayout:
     Raises:
         ArtifactError: no such layout.
     """
+    from vitpe_deploy.pixels import PixelInput
+
     fields = dict(document)
-    kind = fields.pop("kind", None)
+    kind = str(fields.pop("kind", None))
     try:
-        return _LAYOUTS[str(kind)](**fields)
+        return (PixelInput if kind == PixelInput.kind else _LAYOUTS[kind])(**fields)
     except (KeyError, TypeError) as problem:
         raise ArtifactError(f"the manifest describes no known input: {dict(document)}") from problem
 
 
-def _pictures_have_size(dynamic: Dynamic) -> bool:
+def pictures_have_size(dynamic: Dynamic) -> bool:
+    """Whether height and width stay symbolic.
+
+    Raises:
+        UsageError: ``--dynamic length``.
+    """
     if dynamic is Dynamic.LENGTH:
         raise UsageError(
             "--dynamic length is for text towers, this model takes pictures",

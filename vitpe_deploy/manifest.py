@@ -17,6 +17,7 @@ from vitpe_deploy.errors import ArtifactError
 from vitpe_deploy.files import finish_interrupted
 from vitpe_deploy.images import Preprocess
 from vitpe_deploy.inputs import InputLayout, layout_from_dict
+from vitpe_deploy.pairing import Scores
 from vitpe_deploy.request import ModelRequest, ResampleOverride, Resolution
 from vitpe_deploy.results import CandidateRecord, LayerVerdict, ParityRow, Value, Verdict
 
@@ -79,6 +80,14 @@ class SourceRecord(Value):
         )
 
 
+class PairingRecord(Value):
+    """How the embeddings of two towers are compared; see :class:`~vitpe_deploy.pairing.Pairing`."""
+
+    scale: float
+    bias: float
+    scores: Scores
+
+
 class Manifest(Value):
     """Everything known of one artifact.
 
@@ -89,6 +98,7 @@ class Manifest(Value):
             is a file.
         resolution: null when height and width are symbolic.
         verified_resolutions: every size with a parity row.
+        pairing: how the embedding is compared with that of the other tower, when there is one.
         labels: names of the classes in the order of the logits; empty when not known.
         method: how the precision was made, when there are several ways.
         candidates: the ways that were measured.
@@ -105,7 +115,7 @@ class Manifest(Value):
     schema_: Literal["vitpe.manifest/1"] = Field(default="vitpe.manifest/1", alias="schema")
     version: str
     files: tuple[str, ...]
-    format: Literal["onnx", "openvino"]
+    format: Literal["onnx", "openvino", "ort"]
     sha256: str
     size_bytes: int
     model: str
@@ -136,6 +146,7 @@ class Manifest(Value):
     kept_tokens: tuple[int, int] | None = None
     preprocess: dict[str, Any]
     labels: tuple[str, ...] = ()
+    pairing: PairingRecord | None = None
     input_layout: dict[str, Any]
     tolerance: dict[str, float]
     verdict: Verdict
@@ -161,6 +172,7 @@ class Manifest(Value):
             "precision": self.precision,
             "outputs": [o.name for o in self.outputs],
             "preprocess": self.preprocess,
+            "input": self.input_layout,
         }
         return {
             f"{PREFIX}{key}": value if isinstance(value, str) else json.dumps(value, sort_keys=True)

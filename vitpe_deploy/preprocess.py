@@ -15,7 +15,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
 """Names of the filters that pictures can be resized with."""
 
-FITS = ("box", "center-crop", "squash")
+FITS = ("box", "center-crop", "squash", "pad")
 """How a picture of another shape comes to the size of the input."""
 
 
@@ -31,7 +31,9 @@ class Preprocess:
     * ``center-crop``: the picture is resized until the input, enlarged by ``1 / crop``, lies
       inside it, and its centre is cut out, as timm and torchvision do;
     * ``squash``: the same, but the picture is resized to the enlarged input whatever its shape,
-      as transformers does where a processor knows height and width.
+      as transformers does where a processor knows height and width;
+    * ``pad``: the picture is resized until it lies inside the input, at its top left corner; the
+      rest is zero after normalisation, as transformers' processor of SAM leaves it.
     """
 
     mean: tuple[float, float, float] = IMAGENET_MEAN

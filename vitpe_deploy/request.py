@@ -118,10 +118,19 @@ class Format(_Choice):
 
     ONNX = "onnx"
     OPENVINO = "openvino"
+    ORT = "ort"
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Runtimes that read such files."""
+        if self is Format.ONNX:
+            return ("onnxruntime", "openvino")
+        return ("openvino",) if self is Format.OPENVINO else ("onnxruntime",)
 
 
 INT8_METHODS: Mapping[Format, tuple[str, ...]] = {
     Format.ONNX: ("dynamic", "dynamic-reduced", "static", "static-reduced"),
+    Format.ORT: ("dynamic", "dynamic-reduced", "static", "static-reduced"),
     Format.OPENVINO: ("nncf", "nncf-smooth-0.15", "nncf-smooth-0.5"),
 }
 """Ways of making int8; left to ``auto`` the best of those that suit the CPU is measured."""
@@ -248,10 +257,18 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """Everything that decides what is written."""
+    """Everything that decides what is written.
+
+    Attributes:
+        buckets: sizes of static files that share one weights file, in place of ``resolutions``.
+        pixel_order: ``nhwc`` or ``nchw`` where the file takes uint8 pixels and normalises them
+            by itself; None where it takes prepared values.
+        layout: how the files lie: as they are, or as a server's model repository.
+    """
 
     model: ModelRequest = ModelRequest()
     resolutions: tuple[Resolution, ...] = ()
+    buckets: tuple[Resolution, ...] = ()
     dynamic: Dynamic = Dynamic.NONE
     size_range: SizeRange | None = None
     batch: int = 1
@@ -265,6 +282,8 @@ class ExportRequest:
     opset: int = 20
     simplify: bool = True
     skip_passes: tuple[str, ...] = ()
+    pixel_order: str | None = None
+    layout: str = "files"
     allow_floor: bool = False
     verify: VerifyRequest = VerifyRequest()
     output_dir: Path = Path("out")

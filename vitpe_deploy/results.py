@@ -39,7 +39,7 @@ class ArtifactRecord(Value):
     """One file that was written. ``resolution`` is null when height and width are symbolic."""
 
     path: str
-    format: Literal["onnx", "openvino"]
+    format: Literal["onnx", "openvino", "ort"]
     precision: str
     resolution: tuple[int, int] | None
     dynamic: str
@@ -51,12 +51,15 @@ class ArtifactRecord(Value):
 
 
 class CandidateRecord(Value):
-    """One way of making an int8 file that was measured on this machine.
+    """One way of making an int8 file, measured on this machine; the float32 file is among them.
 
     Attributes:
-        latency_ms: smallest time of one inference; null when there was nothing to choose from.
-        agreement: with the fp32 file of the same graph, on the calibration data.
+        latency_ms: median over interleaved rounds, each candidate in a process of its own; null
+            when there was nothing to choose from.
+        agreement: with the fp32 file of the same graph, on data that calibrated nothing.
         criterion: what ``agreement`` is.
+        calibrated_on: samples that calibrated it.
+        judged_on: other samples, that ``agreement`` is counted on.
         problem: why the engine cannot run it.
     """
 
@@ -68,6 +71,8 @@ class CandidateRecord(Value):
     agreement: float | None
     criterion: str | None
     chosen: bool
+    calibrated_on: int = 0
+    judged_on: int = 0
     problem: str | None = None
 
 
@@ -144,7 +149,11 @@ class Steps(Value):
 
 
 class ExportReport(Value):
-    """The document of ``vitpe-export --json``."""
+    """The document of ``vitpe-export --json``.
+
+    Attributes:
+        indexes: files that list what belongs together: buckets of one model, or two towers.
+    """
 
     schema_: Literal["vitpe.export/1"] = Field(default="vitpe.export/1", alias="schema")
     model: str
@@ -153,6 +162,7 @@ class ExportReport(Value):
     weights: str
     reference: str = "pytorch"
     artifacts: tuple[ArtifactRecord, ...]
+    indexes: tuple[str, ...] = ()
     parity: tuple[ParityRow, ...]
     layers: tuple[LayerVerdict, ...] = ()
     passes: tuple[PassRecord, ...]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vitpe_deploy.errors import UnsupportedError, UsageError
+from vitpe_deploy.pairing import EMBEDDING, NORMALIZED
 from vitpe_deploy.request import Dynamic, ExportRequest, ModelRequest, ResampleOverride, closest
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def split(request: ExportRequest) -> tuple[ExportRequest, ...]:
     model = request.model
     if model.tower != BOTH:
         return (request,)
+    request = replace(request, outputs=request.outputs or (EMBEDDING, NORMALIZED))
     vision = replace(
         request,
         model=replace(model, tower=VISION, max_length=None),
@@ -83,13 +85,14 @@ def split(request: ExportRequest) -> tuple[ExportRequest, ...]:
         model=replace(model, tower=TEXT, resample=ResampleOverride()),
         dynamic=Dynamic.NONE if request.dynamic is Dynamic.SIZE else request.dynamic,
         resolutions=(),
+        buckets=(),
         size_range=None,
         verify=replace(request.verify, resolutions=(), images=None),
     )
     return vision, text
 
 
-def merged(reports: Sequence[ExportReport]) -> ExportReport:
+def merged(reports: Sequence[ExportReport], pairs: Sequence[str] = ()) -> ExportReport:
     """One report on the files of all towers; encoding and rule are those of the first."""
     first = reports[0]
     if len(reports) == 1:
@@ -100,6 +103,7 @@ def merged(reports: Sequence[ExportReport]) -> ExportReport:
     return first.model_copy(
         update={
             "artifacts": tuple(a for r in reports for a in r.artifacts),
+            "indexes": (*(i for r in reports for i in r.indexes), *pairs),
             "parity": tuple(p for r in reports for p in r.parity),
             "layers": tuple(v for r in reports for v in r.layers),
             "passes": tuple(p for r in reports for p in r.passes),
@@ -114,4 +118,5 @@ def merged(reports: Sequence[ExportReport]) -> ExportReport:
 def merged_plans(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One ``vitpe.plan/1`` document on the files of all towers."""
     files = [file for document in documents for file in document["files"]]
-    return {**documents[0], "files": files}
+    shared = [path for document in documents for path in document["shared"]]
+    return {**documents[0], "files": files, "shared": shared}

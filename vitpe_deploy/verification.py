@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitpe_deploy.against import check_outputs
 from vitpe_deploy.bundle import Bundle, is_bundle, open_bundle, write_bundle
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, SourceError, UsageError
 from vitpe_deploy.files import sha256_of
@@ -26,8 +27,9 @@ from vitpe_deploy.parity import (
     row_words,
     unable_rows,
 )
+from vitpe_deploy.pixels import reference_for
 from vitpe_deploy.progress import Progress, Silent
-from vitpe_deploy.request import Dynamic, ModelRequest, Resolution, SizeRange, Tolerance
+from vitpe_deploy.request import Dynamic, Format, ModelRequest, Resolution, SizeRange, Tolerance
 from vitpe_deploy.results import LayerVerdict, ParityRow, VerifyReport
 
 if TYPE_CHECKING:
@@ -72,7 +74,11 @@ def run_verify(
         shown.note(f"warning: {path.name} is not the file its manifest was written for (sha256)")
     loaded = _load(manifest, against, shown)
     symbolic = Dynamic(manifest.dynamic).size
-    referee = loaded.referee(threads=options.threads, symbolic=symbolic)
+    referee = reference_for(
+        manifest.layout(),
+        manifest.preprocessing(),
+        loaded.referee(threads=options.threads, symbolic=symbolic),
+    )
     names = tuple(o.name for o in manifest.outputs)
     cases = _cases(manifest, options)
     known: dict[int, list[Outputs]] = {}
@@ -167,7 +173,11 @@ def pack(
     manifest = read_manifest(path)
     loaded = _load(manifest, against, shown)
     symbolic = Dynamic(manifest.dynamic).size
-    referee = loaded.referee(threads=options.threads, symbolic=symbolic)
+    referee = reference_for(
+        manifest.layout(),
+        manifest.preprocessing(),
+        loaded.referee(threads=options.threads, symbolic=symbolic),
+    )
     names = tuple(o.name for o in manifest.outputs)
     pairs = []
     for case in _cases(manifest, options):
@@ -231,6 +241,8 @@ def _load(manifest: Manifest, against: Source | None, shown: Progress) -> Loaded
         raise MissingExtraError(
             f"{problem.message.split()[0]} (the reference)", "export"
         ) from problem
+    if against is not None:
+        check_outputs([o.name for o in manifest.outputs], loaded.facts)
     if against is None and loaded.weights_sha256() != manifest.weights_sha256:
         raise SourceError(
             f"{manifest.source.model if manifest.source else 'the model'} has other weights now "
@@ -319,7 +331,7 @@ def _check_size(manifest: Manifest, size: Resolution) -> None:
 
 
 def _runtimes(manifest: Manifest, options: VerifyOptions) -> tuple[str, ...]:
-    able = ("onnxruntime", "openvino") if manifest.format == "onnx" else ("openvino",)
+    able = Format(manifest.format).engines
     if options.runtimes is None:
         return able
     unable = [r for r in options.runtimes if r not in able]

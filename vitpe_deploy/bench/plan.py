@@ -15,6 +15,8 @@ from typing import cast
 from vitpe_deploy.bench.documents import Mode
 from vitpe_deploy.bench.rounds import Schedule
 from vitpe_deploy.bench.sweep import PlannedExport, Sweep, plan_exports
+from vitpe_deploy.bucket_index import bucket_files
+from vitpe_deploy.buckets import is_index
 from vitpe_deploy.errors import ArtifactError, UnsupportedError, UsageError
 from vitpe_deploy.manifest import SUFFIX, Manifest, read_manifest
 from vitpe_deploy.request import Format, Resolution, SizeRange, closest
@@ -188,7 +190,11 @@ def _check(options: BenchOptions) -> None:
 
 
 def _artifacts(path: Path) -> Iterator[Artifact]:
-    """The artifact at a path, or all of a folder."""
+    """The artifact at a path, all of a folder, or all buckets of an index."""
+    if is_index(path):
+        for file in bucket_files(path):
+            yield Artifact(file, read_manifest(file))
+        return
     if not path.is_dir():
         yield Artifact(path, read_manifest(path))
         return

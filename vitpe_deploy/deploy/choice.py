@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vitpe_deploy.bucket_index import bucket_files, find_indexes
+from vitpe_deploy.buckets import SUFFIX as BUCKETS
 from vitpe_deploy.errors import ArtifactError, UsageError
 from vitpe_deploy.manifest import SUFFIX
 from vitpe_deploy.runtimes import canonical
@@ -12,7 +14,7 @@ _OPENVINO_ONLY = ("GPU", "NPU", "AUTO", "HETERO", "MULTI", "BATCH")
 
 
 def choose_artifact(path: Path, device: str, runtime: str | None) -> Path:
-    """The artifact that ``path`` means: itself, or the one of a folder.
+    """The artifact or the index of buckets that ``path`` means: itself, or the one of a folder.
 
     A folder may hold one export in both formats: the device and the runtime decide between them.
 
@@ -22,8 +24,12 @@ def choose_artifact(path: Path, device: str, runtime: str | None) -> Path:
     """
     if not path.is_dir():
         return path
-    found = sorted(
-        file.with_name(file.name.removesuffix(SUFFIX)) for file in path.glob(f"*{SUFFIX}")
+    indexes = find_indexes(path)
+    inside = {file for index in indexes for file in bucket_files(index)}
+    found = indexes + sorted(
+        artifact
+        for file in path.glob(f"*{SUFFIX}")
+        if (artifact := file.with_name(file.name.removesuffix(SUFFIX))) not in inside
     )
     if not found:
         raise ArtifactError(
@@ -33,11 +39,16 @@ def choose_artifact(path: Path, device: str, runtime: str | None) -> Path:
     wanted = ".xml" if choose_runtime(Path("x.xml"), device, runtime) == "openvino" else ".onnx"
     if runtime is None and device.upper() == "CPU":
         wanted = ".onnx"  # both engines read it
-    same = [file for file in found if file.suffix == wanted] or found
+    same = [file for file in found if _model_suffix(file) == wanted] or found
     if len(same) > 1:
         listed = ", ".join(file.name for file in same)
         raise UsageError(f"{path} holds several exports: {listed}", hint="Name one of the files.")
     return same[0]
+
+
+def _model_suffix(file: Path) -> str:
+    """``.onnx`` or ``.xml``, of a file or of what an index of buckets lists."""
+    return Path(file.name.removesuffix(BUCKETS)).suffix
 
 
 def choose_runtime(artifact: Path, device: str, runtime: str | None) -> str:

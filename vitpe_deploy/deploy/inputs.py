@@ -11,8 +11,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitpe_deploy.errors import SizeError, UsageError
-from vitpe_deploy.images import load_image, prepare, resize_values
+from vitpe_deploy.images import fit_pixels, image_size, load_image, prepare, resize_values
 from vitpe_deploy.inputs import ImageInput, InputLayout
+from vitpe_deploy.pixels import PixelInput
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import Resolution
 
@@ -29,16 +30,36 @@ def is_picture(item: object) -> bool:
     return isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim == 3
 
 
+def picture_size(picture: Any) -> tuple[int, int]:
+    """Height and width of one picture as it should be seen, without decoding a file's pixels.
+
+    Raises:
+        UsageError: not a picture, or no such file.
+        ArtifactError: not a picture that can be read.
+    """
+    if isinstance(picture, (str, Path)):
+        return image_size(Path(picture))
+    pixels = _pixels(picture)
+    return pixels.shape[0], pixels.shape[1]
+
+
 def pictures_to_batch(
     pictures: Sequence[Any], size: Resolution, layout: InputLayout, preprocess: Preprocess
 ) -> Array:
-    """Pictures through the stored preprocessing. Gives ``[B, C, H, W]`` in float32.
+    """Pictures through the stored preprocessing, as one batch.
 
-    A model of one channel gets their luminance.
+    Gives ``[B, C, H, W]`` in float32, or pixels where the file normalises them by itself. A model
+    of one channel gets their luminance.
 
     Raises:
         UsageError: the model does not read pictures, or an item is not one.
     """
+    if isinstance(layout, PixelInput):
+        grey = layout.channels == 1
+        pixels = [_grey(_pixels(p)) if grey else _pixels(p) for p in pictures]
+        return layout.from_pictures(
+            np.stack([fit_pixels(p, size.height, size.width, preprocess) for p in pixels])
+        )
     if not isinstance(layout, ImageInput):
         raise UsageError(
             f"this model takes {layout.kind} input, not pictures",
@@ -103,13 +124,13 @@ def values_to_batch(
             f"{len(one)} dimensions",
             hint=f"Give {list(one)} with any batch.",
         )
-    kinds = "iu" if np.dtype(layout.dtype).kind == "i" else "f"
+    kinds = {"i": "iu", "u": "u"}.get(np.dtype(layout.dtype).kind, "f")
     if values.dtype.kind not in kinds:
         raise UsageError(
             f"{layout.name} is {values.dtype}, the model takes {layout.dtype}",
             hint="Pictures are uint8 [H, W, 3]; prepared inputs are float32 [B, C, H, W]."
             if kinds == "f"
-            else "Give token ids.",
+            else ("Give pixels from 0 to 255 in uint8." if kinds == "u" else "Give token ids."),
         )
     sides = tuple(layout.size_axes())
     for axis in range(1, values.ndim):

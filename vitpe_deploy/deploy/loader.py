@@ -10,18 +10,25 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from vitpe_deploy.buckets import is_index
 from vitpe_deploy.deploy.choice import choose_artifact, choose_runtime
 from vitpe_deploy.deploy.inputs import is_picture, pictures_to_batch, values_to_batch
 from vitpe_deploy.deploy.predictions import Prediction, top
 from vitpe_deploy.errors import ArtifactError, SizeError, UsageError
 from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.manifest import Manifest, read_manifest
+from vitpe_deploy.pixels import PixelInput
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.runtimes import RuntimeInfo, TensorInfo, open_runtime
+from vitpe_deploy.runtimes.compile_cache import cache_root
 
 if TYPE_CHECKING:
+    from vitpe_deploy.deploy.buckets import LoadedBuckets
+
     Array: TypeAlias = npt.NDArray[Any]
+
+Size: TypeAlias = "Resolution | int | str | tuple[int, int]"
 
 MAX_BATCH = 8
 """Inputs of one run of a file whose batch is symbolic; more would only take memory."""
@@ -33,18 +40,22 @@ def load(
     device: str = "CPU",
     runtime: str | None = None,
     threads: int | None = None,
-) -> LoadedArtifact:
-    """Load an artifact, or the artifact of a folder, to run it on pictures.
+    cache: str | Path | bool | None = None,
+) -> LoadedArtifact | LoadedBuckets:
+    """Load an artifact, buckets, or what is in a folder, to run it on pictures.
 
         with vitpe_deploy.load("out") as model:
             model("cat.jpg")["logits"]        # [1, classes]
             model.top("cat.jpg")[0][0].label
 
     Args:
-        path: an ``.onnx`` or ``.xml`` of ours with its manifest, or a folder with one export.
+        path: an ``.onnx`` or ``.xml`` of ours with its manifest, an index of buckets, or a folder
+            with one export.
         device: in the engine's own words: CPU, GPU.1, NPU, AUTO.
         runtime: onnxruntime or openvino; what the file and the device go with for None.
         threads: threads of the engine; the CPUs this process may use for None.
+        cache: folder where OpenVINO's compiled models are kept for the next start, True for the
+            user's own cache folder; None keeps nothing. ONNX Runtime has nothing to keep.
 
     Raises:
         ArtifactError: a file is missing, damaged or not ours.
@@ -52,9 +63,22 @@ def load(
         UsageError: several exports in the folder, or no such engine.
     """
     artifact = choose_artifact(Path(path), device, runtime)
-    manifest = read_manifest(artifact)
-    engine = choose_runtime(artifact, device, runtime)
-    return LoadedArtifact(artifact, manifest, engine, device, threads)
+    kept = cache_root(cache)
+
+    def open_file(file: Path, manifest: Manifest) -> LoadedArtifact:
+        engine = choose_runtime(file, device, runtime)
+        if kept is not None and engine != "openvino":
+            raise UsageError(
+                f"cache is for OpenVINO, {file.name} would run in {engine}, which keeps nothing",
+                hint="Leave cache out, or choose runtime='openvino' (vitpe-run --runtime).",
+            )
+        return LoadedArtifact(file, manifest, engine, device, threads, kept)
+
+    if is_index(artifact):
+        from vitpe_deploy.deploy.buckets import LoadedBuckets
+
+        return LoadedBuckets(artifact, open_file)
+    return open_file(artifact, read_manifest(artifact))
 
 
 class LoadedArtifact:
@@ -66,13 +90,19 @@ class LoadedArtifact:
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, runtime: str, device: str, threads: int | None
+        self,
+        path: Path,
+        manifest: Manifest,
+        runtime: str,
+        device: str,
+        threads: int | None,
+        cache: Path | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self._layout = manifest.layout()
         self._preprocess = manifest.preprocessing()
-        self._runtime = open_runtime(runtime, path, device=device, threads=threads)
+        self._runtime = open_runtime(runtime, path, device=device, threads=threads, cache=cache)
         self._runtime.__enter__()
         try:
             _check_described(manifest, self._runtime.inputs, path)
@@ -124,14 +154,15 @@ class LoadedArtifact:
         self,
         inputs: Any,
         *,
-        size: Resolution | int | str | tuple[int, int] | None = None,
+        size: Size | None = None,
         resize: bool = False,
     ) -> dict[str, Array]:
         """Run on pictures or on inputs that are prepared already.
 
         Args:
             inputs: a picture (path, Pillow image, uint8 [H, W, 3]), a sequence of them, or an
-                array as the model takes it: float32 [B, C, H, W], token ids [B, L].
+                array as the model takes it: float32 [B, C, H, W], token ids [B, L]. A file that
+                takes pixels takes uint8 arrays of exactly its shape as they are.
             size: the size to bring pictures to in a file of symbolic size; native for None.
             resize: resample prepared inputs of another size instead of refusing them.
 
@@ -150,18 +181,21 @@ class LoadedArtifact:
         self,
         inputs: Any,
         *,
-        size: Resolution | int | str | tuple[int, int] | None = None,
+        size: Size | None = None,
         resize: bool = False,
     ) -> Array:
         """What goes into the engine for ``inputs``; arguments as in a call."""
         if isinstance(inputs, np.ndarray) and not is_picture(inputs):
-            if inputs.dtype == np.uint8 and inputs.ndim == 4:
+            as_it_is = isinstance(self._layout, PixelInput) and self._layout.holds(
+                inputs, self.size
+            )
+            if inputs.dtype == np.uint8 and inputs.ndim == 4 and not as_it_is:
                 inputs = list(inputs)
             else:
                 return values_to_batch(
                     inputs, self.size, self._layout, self._preprocess, resize=resize
                 )
-        pictures = [inputs] if is_picture(inputs) else _sequence(inputs)
+        pictures = [inputs] if is_picture(inputs) else sequence_of(inputs)
         return pictures_to_batch(pictures, self._target(size), self._layout, self._preprocess)
 
     def top(self, inputs: Any, count: int = 5, **options: Any) -> list[list[Prediction]]:
@@ -178,7 +212,7 @@ class LoadedArtifact:
             )
         return top(outputs["logits"], count, self.labels)
 
-    def _target(self, size: Resolution | int | str | tuple[int, int] | None) -> Resolution:
+    def _target(self, size: Size | None) -> Resolution:
         """The size that pictures are brought to."""
         own = self.size
         wanted = None if size is None else Resolution.from_any(size)
@@ -246,7 +280,12 @@ def _check_described(manifest: Manifest, inputs: Sequence[TensorInfo], path: Pat
         )
 
 
-def _sequence(inputs: Any) -> Sequence[Any]:
+def sequence_of(inputs: Any) -> Sequence[Any]:
+    """Several inputs as they were given.
+
+    Raises:
+        UsageError: none, or something else.
+    """
     if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)) and len(inputs):
         return inputs
     raise UsageError(

@@ -71,6 +71,7 @@ def run_on(
     output_dir: Path | None = None,
     force: bool = False,
     threads: int | None = None,
+    cache: str | Path | bool | None = None,
     progress: Progress | None = None,
 ) -> RunReport:
     """Run a file on pictures, folders of pictures, and prepared ``.npy`` batches.
@@ -86,14 +87,15 @@ def run_on(
         output_dir: folder for every output of every input as ``.npy``; None saves nothing.
         force: replace files in it.
         threads: threads of the engine.
+        cache: as :func:`vitpe_deploy.deploy.load` takes it.
         progress: told how far it is.
 
     Raises:
         VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
     """
     shown = progress or Silent()
-    paths = _listed(inputs)
-    with load(artifact, device=device, runtime=runtime, threads=threads) as model:
+    paths = listed(inputs)
+    with load(artifact, device=device, runtime=runtime, threads=threads, cache=cache) as model:
         options: dict[str, Any] = {"size": size, "resize": resize}
         rows: list[tuple[str, dict[str, npt.NDArray[Any]]]] = []
         for start in range(0, len(paths), MAX_BATCH):
@@ -133,8 +135,12 @@ def run_on(
         )
 
 
-def _listed(inputs: Sequence[Path]) -> list[Path]:
-    """Folders replaced by the pictures in them."""
+def listed(inputs: Sequence[Path]) -> list[Path]:
+    """Folders replaced by the pictures in them.
+
+    Raises:
+        UsageError: nothing was named, or a folder without pictures.
+    """
     if not inputs:
         raise UsageError("there is nothing to run on", hint="Name a picture or a folder.")
     paths: list[Path] = []

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitpe_deploy.bucket_index import find_indexes, read_index
+from vitpe_deploy.buckets import SUFFIX as BUCKETS
+from vitpe_deploy.buckets import is_index
 from vitpe_deploy.errors import ArtifactError, UsageError
 from vitpe_deploy.files import sha256_of
 from vitpe_deploy.inspection import graph, ir, portability
@@ -27,14 +30,18 @@ from vitpe_deploy.inspection.report import (
 from vitpe_deploy.limits import KEY, AxisLimit, limits_from_text
 from vitpe_deploy.manifest import PREFIX, manifest_path, read_manifest
 from vitpe_deploy.request import Resolution
+from vitpe_deploy.runtimes.ir_file import weights_path
 from vitpe_deploy.runtimes.onnx_file import external_tensors
 
-SUFFIXES = (".onnx", ".xml", ".ort", ".zip")
+SUFFIXES = (".onnx", ".xml", ".ort", ".zip", ".json")
 _BY_MEETING = (("attend", "relative bias"), ("rotates", "rotary"), ("added", "absolute table"))
 
 
 def is_file(subject: str) -> bool:
-    """Whether a subject names a file and not a model."""
+    """Whether a subject names a file, or a folder of buckets, and not a model."""
+    folder = Path(subject)
+    if ":" not in subject and folder.is_dir() and find_indexes(folder):
+        return True
     return ":" not in subject.split("/")[0] and Path(subject).suffix in SUFFIXES
 
 
@@ -55,12 +62,41 @@ def inspect_file(path: Path) -> InspectReport:
             count = len(bundle.cases)
         facts = inner.file.model_copy(update={"bundle_cases": count})
         return inner.model_copy(update={"subject": str(path), "kind": "bundle", "file": facts})
+    if path.is_dir() or is_index(path):
+        return _buckets(path)
     if path.suffix == ".onnx":
         return _onnx(path)
     if path.suffix == ".xml":
         return _openvino(path)
     raise UsageError(
-        f"{path} is no file that can be looked into", hint="Give an .onnx, .xml or .bundle.zip."
+        f"{path} is no file that can be looked into",
+        hint="Give an .onnx, .xml, .bundle.zip or an index of buckets.",
+    )
+
+
+def _buckets(path: Path) -> InspectReport:
+    """The smallest bucket, with the sizes and the bytes of all."""
+    if path.is_dir():
+        found = find_indexes(path)
+        if len(found) != 1:
+            listed = ", ".join(f.name for f in found) or "none"
+            raise UsageError(f"{path} must hold one index of buckets, it holds {listed}")
+        path = found[0]
+    index = read_index(path)
+    inner = inspect_file(path.with_name(index.buckets[0].file))
+    sizes = tuple(bucket.resolution for bucket in index.buckets)
+    files = (*(bucket.file for bucket in index.buckets), index.weights)
+    facts = None
+    if inner.file is not None:
+        total = sum(path.with_name(name).stat().st_size for name in files)
+        facts = inner.file.model_copy(update={"files": files, "size_bytes": total})
+    return inner.model_copy(
+        update={
+            "subject": str(path),
+            "name": path.name.removesuffix(BUCKETS),
+            "sizes": inner.sizes.model_copy(update={"buckets": sizes}),
+            "file": facts,
+        }
     )
 
 
@@ -87,7 +123,12 @@ def _onnx(path: Path) -> InspectReport:
         outputs=tuple(_tensor(v) for v in skeleton.outputs),
         symbolic=symbolic,
         consumers=portability.onnx_consumers(
-            operators, skeleton.opsets, symbolic, wrong, attention_lacks="Attention" in operators
+            operators,
+            skeleton.opsets,
+            symbolic,
+            wrong,
+            attention_lacks="Attention" in operators,
+            types=graph.weight_dtypes(skeleton),
         ),
         metadata=metadata,
         **_manifest(path),
@@ -115,7 +156,7 @@ def _openvino(path: Path) -> InspectReport:
     read = ir.read_ir(path)
     metadata = _own(read.metadata)
     limits = limits_from_text(read.metadata.get(KEY))
-    weights = path.with_suffix(".bin")
+    weights = weights_path(path)
     facts = FileFacts(
         format="openvino",
         files=(path.name, weights.name),

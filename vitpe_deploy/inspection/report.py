@@ -59,6 +59,7 @@ class Sizes(Value):
         dynamic: whether one file can take several sizes; ``not_dynamic`` says why not.
         dynamic_divisor: multiples that a file with symbolic height and width takes.
         longest: tokens of the longest text, for text towers.
+        buckets: the sizes of all files that share their weights.
     """
 
     native: tuple[int, int] | None
@@ -73,6 +74,7 @@ class Sizes(Value):
     not_dynamic: str = ""
     dynamic_divisor: tuple[int, int] | None = None
     longest: int | None = None
+    buckets: tuple[tuple[int, int], ...] = ()
 
 
 class Fusing(Value):

@@ -57,6 +57,8 @@ def open_runtime(
     extra_outputs: tuple[str, ...] = (),
     precision: str = "f32",
     streams: int = 1,
+    cache: Path | None = None,
+    repack: bool = True,
 ) -> Runtime:
     """A runtime for the file at ``path``; enter it with ``with`` to load the file.
 
@@ -69,6 +71,9 @@ def open_runtime(
         precision: What is asked of an engine that can compute in another than the file's;
             ``info.precision_executed`` says what it does.
         streams: Requests that the engine is to work on at a time.
+        cache: Folder for what the engine compiled; None keeps nothing.
+        repack: Whether ONNX Runtime may copy weights into the order of its kernels; without, files
+            that share a data file share its memory.
 
     Raises:
         UsageError: unknown name, or ``torch``, which runs modules and not files.
@@ -90,4 +95,6 @@ def open_runtime(
         extra_outputs=tuple(extra_outputs),
         precision=precision,
         streams=streams,
+        cache=cache,
+        repack=repack,
     )

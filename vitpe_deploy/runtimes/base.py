@@ -32,6 +32,7 @@ class RuntimeInfo:
     ``precision_executed`` is the float format of the kernels (``f32``, ``bf16``, ``f16``), which
     may differ from what was asked; ``device`` is the word the user gave, ``device_name`` the
     hardware behind it. ``compile_ms`` is what the engine took to prepare the graph; None for eager.
+    ``from_cache`` says whether the compiled graph was kept from an earlier start.
     """
 
     runtime: str
@@ -41,6 +42,7 @@ class RuntimeInfo:
     precision_executed: str
     threads: int
     compile_ms: float | None = field(default=None, compare=False)
+    from_cache: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +186,12 @@ class FileRuntime(Runtime):
         extra_outputs: tuple[str, ...] = (),
         precision: str = "f32",
         streams: int = 1,
+        cache: Path | None = None,
+        repack: bool = True,
     ) -> None:
         super().__init__(threads=threads)
+        self._cache = cache
+        self._repack = repack
         self._precision = precision
         self._streams = streams
         self._path = path

@@ -30,7 +30,10 @@ from vitpe_deploy.runtimes.base import (
     reason,
     shape_error,
 )
-from vitpe_deploy.runtimes.onnx_file import check_onnx_file
+from vitpe_deploy.runtimes.bounds import bound_shapes
+from vitpe_deploy.runtimes.compile_cache import entry_folder
+from vitpe_deploy.runtimes.ir_file import weights_path
+from vitpe_deploy.runtimes.onnx_file import check_onnx_file, external_tensors
 from vitpe_deploy.versions import require_version
 
 _META_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
@@ -54,15 +57,20 @@ class OpenVinoRuntime(FileRuntime):
             shapes = ", ".join(f"{_name(p)} {p.get_partial_shape()}" for p in model.inputs)
             raise UnsupportedError(
                 f"the NPU takes fixed shapes only, {self._path.name} is dynamic: {shapes}",
-                hint="Export one static file per size instead: repeat --res without --dynamic, "
-                "for example vitpe-export MODEL --res 224 --res 384.",
+                hint="Export static files of several sizes that share their weights: "
+                "vitpe-export MODEL --buckets 224,384, without --dynamic.",
             )
         used = self._require_devices(core.available_devices, base_devices)
+        if any(device.startswith("GPU") for device in used):
+            bound_shapes(model, limits)
         for name in self._extra_outputs:
             self._expose(model, name)
+        config = self._config(used)
+        if self._cache is not None:
+            config["CACHE_DIR"] = str(self._cache_entry(core, engine.__version__, used, config))
         start = time.perf_counter()
         try:
-            compiled = core.compile_model(model, self._device.upper(), self._config(used))
+            compiled = core.compile_model(model, self._device.upper(), config)
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ArtifactError(
                 f"openvino cannot compile {self._path} for {self._device}: {reason(error)}",
@@ -85,6 +93,7 @@ class OpenVinoRuntime(FileRuntime):
             precision_executed=_read_precision(compiled, device),
             threads=_read_threads(compiled, device, self._threads),
             compile_ms=compile_ms,
+            from_cache=self._cache is not None and _is_from_cache(compiled),
         )
         inputs = tuple(_tensor(p, _name(p)) for p in compiled.inputs)
         return Opened(info, inputs, outputs, limits)
@@ -102,7 +111,7 @@ class OpenVinoRuntime(FileRuntime):
                     raise ArtifactError(
                         f"{path} is not an OpenVINO model", hint="Export the model again."
                     )
-            weights = path.with_suffix(".bin")
+            weights = weights_path(path)
             if not weights.is_file():
                 raise ArtifactError(
                     f"{path} needs the data file {weights.name!r}, which is not there",
@@ -117,6 +126,8 @@ class OpenVinoRuntime(FileRuntime):
         else:
             check_onnx_file(path)
         try:
+            if path.suffix == ".xml":
+                return core.read_model(str(path), str(weights_path(path)))
             return core.read_model(str(path))
         except (RuntimeError, UnicodeDecodeError) as error:  # messages quote the file's own bytes
             raise ArtifactError(
@@ -170,6 +181,25 @@ class OpenVinoRuntime(FileRuntime):
         if "CPU" in used:
             return config | {"DEVICE_PROPERTIES": {"CPU": cpu_only}}
         return config
+
+    def _cache_entry(
+        self, core: Any, version: str, used: list[str], config: Mapping[str, Any]
+    ) -> Path:
+        """The folder of this very model, engine, device and configuration."""
+        path = self._path
+        if path.suffix == ".xml":
+            files = [path, weights_path(path)]
+        else:
+            data = sorted({tensor.location for tensor in external_tensors(path)})
+            files = [path, *(path.parent / name for name in data)]
+        return entry_folder(
+            self._cache or Path(),
+            files,
+            version=version,
+            device=self._device,
+            device_names=[_device_name(core, device) for device in used],
+            settings={**config, "outputs": ",".join(self._extra_outputs)},
+        )
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         for name, array in inputs.items():
@@ -293,6 +323,13 @@ def _property(compiled: Any, key: str, device: str) -> Any:
         return compiled.get_property("DEVICE_PROPERTIES").get(device, {}).get(key)
     except RuntimeError:
         return None
+
+
+def _is_from_cache(compiled: Any) -> bool:
+    try:
+        return bool(compiled.get_property("LOADED_FROM_CACHE"))
+    except RuntimeError:  # a device that does not tell
+        return False
 
 
 def _read_precision(compiled: Any, device: str) -> str:

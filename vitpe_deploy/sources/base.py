@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from vitpe_deploy.errors import SizeError, SourceError, UnsupportedError, UsageError
 from vitpe_deploy.inputs import ImageInput, InputLayout
+from vitpe_deploy.pairing import EMBEDDING, NORMALIZED, Pairing, TokenizerFile
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import ModelRequest, Resolution, closest
 from vitpe_deploy.text_length import too_long
@@ -250,7 +251,9 @@ class ModelFacts:
                         f"--outputs {name!r}: {self.name} has blocks 0 to {self.depth - 1}",
                         hint=f"Use block:{self.depth - 1} for the last one.",
                     )
-            elif name not in self.outputs:
+            elif name not in self.outputs and not (
+                name == NORMALIZED and EMBEDDING in self.outputs
+            ):
                 raise UsageError(
                     f"--outputs {name!r} is not an output of {self.name}",
                     hint=f"{closest(name, self.outputs)}"
@@ -292,6 +295,8 @@ class LoadedModel(ABC):
         self.weights = weights
         self._pristine = pristine.eval().requires_grad_(False)
         self._weights_sha256: str | None = None
+        self.pairing: Pairing | None = None
+        """How its embedding is compared with that of the other tower; sources of towers set it."""
 
     @property
     def num_parameters(self) -> int:
@@ -349,8 +354,20 @@ class LoadedModel(ABC):
         plain = tuple(n for n in names if not n.startswith(BLOCK))
         paths = self.block_paths()
         with captured({f"{BLOCK}{k}": paths[k] for k in sorted(wanted)}, module) as blocks:
-            outputs = self.call(module, inputs, plain)
+            outputs = self._named(module, inputs, plain)
         return {name: (blocks if name in blocks else outputs)[name] for name in names}
+
+    def _named(
+        self, module: nn.Module, inputs: Tensor, names: tuple[str, ...]
+    ) -> dict[str, Tensor]:
+        """What the library gives, and the embedding of length 1."""
+        if NORMALIZED not in names:
+            return self.call(module, inputs, names)
+        own = tuple(n for n in names if n not in (NORMALIZED, EMBEDDING))
+        outputs = self.call(module, inputs, (*own, EMBEDDING))
+        embedding = outputs[EMBEDDING]
+        outputs[NORMALIZED] = embedding / embedding.norm(dim=-1, keepdim=True)
+        return outputs
 
     def require_finite(self) -> None:
         """Refuse weights that are not numbers: no comparison could mean anything.
@@ -436,6 +453,10 @@ class Source(ABC):
         Raises:
             SourceError: weights are missing, damaged or do not fit.
         """
+
+    def tokenizer(self) -> TokenizerFile | None:
+        """How text becomes the token ids of a text tower; None where the source has no files."""
+        return None
 
     def outline(self) -> LoadedModel:
         """The model for looking at; parameters without data where the library can do without.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitpe_deploy.errors import MissingExtraError, SourceError, UsageError
+from vitpe_deploy.pairing import TokenizerFile
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import ModelRequest
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, Source
@@ -119,6 +120,13 @@ class TransformersSource(Source):
             raise SourceError(
                 f"preprocessor_config.json in {self.location} cannot be read: {problem}"
             ) from problem
+
+    def tokenizer(self) -> TokenizerFile | None:
+        """The folder's own, as data."""
+        from vitpe_deploy.sources.transformers_tokenizer import read_tokenizer
+
+        location = str(Path(self.location).expanduser()) if self.is_local else self.location
+        return read_tokenizer(location, self.given().model_type, self._file, local=self.is_local)
 
     def load(self) -> LoadedModel:
         """The network with the folder's weights; anything missing is an error."""

@@ -52,6 +52,20 @@ PLAIN_FAMILIES: Mapping[str, PlainFamily] = {
 _PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
+_BY_SHORTER_SIDE = (
+    "CLIP",
+    "ChineseCLIP",
+    "Convnext",
+    "ConvNext",
+    "Levit",
+    "MobileViT",
+    "PoolFormer",
+)
+"""Processors for which a ``size`` of one number is the shorter side."""
+
+_SQUASHED_FROM = 384
+
+
 def named_architecture(config: Mapping[str, Any]) -> str:
     """The class that a config says it was saved from, or nothing."""
     named = config.get("architectures")
@@ -148,7 +162,7 @@ def preprocess_of(config: Mapping[str, Any]) -> Preprocess:
         UsageError: numbers that make no sense.
     """
     default = Preprocess()
-    crop, size = _edge(config.get("crop_size")), _edge(config.get("size"))
+    fit, crop = _fit(config)
     normalises = config.get("do_normalize", True)
     mean = tuple(config.get("image_mean") or default.mean) if normalises else (0.0, 0.0, 0.0)
     std = tuple(config.get("image_std") or default.std) if normalises else (1.0, 1.0, 1.0)
@@ -158,9 +172,35 @@ def preprocess_of(config: Mapping[str, Any]) -> Preprocess:
         mean=mean * 3 if len(mean) == 1 else mean,
         std=std * 3 if len(std) == 1 else std,
         interpolation=_PIL_FILTERS.get(3 if filtered is None else int(filtered), "bicubic"),
-        crop=min(crop / size, 1.0) if config.get("do_center_crop") and crop and size else 1.0,
+        crop=crop,
+        fit=fit,
         scale=float(config.get("rescale_factor", default.scale)) if rescales else 1.0,
     )
+
+
+def _fit(config: Mapping[str, Any]) -> tuple[str, float]:
+    """How a processor brings a picture to the input, and the share of the side that it keeps.
+
+    A ``size`` of older files is one number, which processors read differently: most as height and
+    width, those of CLIP's kind as the shorter side.
+    """
+    size = config.get("size")
+    named = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    if config.get("do_resize") is False or size is None:
+        return Preprocess().fit, 1.0
+    if isinstance(size, Mapping) and size.get("longest_edge") and not size.get("shortest_edge"):
+        return ("pad", 1.0) if config.get("do_pad") else ("squash", 1.0)
+    shorter = (
+        bool(size.get("shortest_edge"))
+        if isinstance(size, Mapping)
+        else named.startswith(_BY_SHORTER_SIDE)
+    )
+    edge, cut = _edge(size), _edge(config.get("crop_size"))
+    if config.get("crop_pct") and shorter:  # ConvNeXt's: cropped below 384 pixels, squashed above
+        small = edge is not None and edge < _SQUASHED_FROM
+        return ("center-crop", float(config["crop_pct"])) if small else ("squash", 1.0)
+    crop = min(cut / edge, 1.0) if config.get("do_center_crop") and cut and edge else 1.0
+    return ("center-crop" if shorter else "squash"), crop
 
 
 def _edge(value: Any) -> float | None:

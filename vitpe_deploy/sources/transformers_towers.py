@@ -8,11 +8,13 @@ the projection, not normalised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitpe_deploy.errors import SourceError, UnsupportedError
+from vitpe_deploy.pairing import Pairing
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts
 from vitpe_deploy.sources.transformers_facts import named_architecture
@@ -68,8 +70,11 @@ class Towers(Kind):
     def model(
         self, given: Given, facts: ModelFacts, module: nn.Module, weights: str
     ) -> LoadedModel:
-        """The tower alone."""
-        return _kind(chosen_tower(given.request)).model(given, facts, module, weights)
+        """The tower alone, and how the library compares it with the other."""
+        pairing = _pairing(composed(module))
+        loaded = _kind(chosen_tower(given.request)).model(given, facts, module, weights)
+        loaded.pairing = pairing
+        return loaded
 
 
 class VisionTowers(Pictures):
@@ -119,6 +124,18 @@ def composed(module: nn.Module) -> nn.Module:
         return module
     inner: Any = getattr(network, str(getattr(network, "base_model_prefix", "")), module)
     return inner  # type: ignore[no-any-return]
+
+
+def _pairing(network: Any) -> Pairing | None:
+    """From the two numbers that CLIP and its kin learn beside their towers."""
+    scale, bias = getattr(network, "logit_scale", None), getattr(network, "logit_bias", None)
+    if scale is None or scale.numel() != 1:
+        return None
+    return Pairing(
+        scale=math.exp(float(scale)),
+        bias=0.0 if bias is None else float(bias),
+        scores="softmax" if bias is None else "sigmoid",
+    )
 
 
 def _has_towers(network: object) -> bool:
