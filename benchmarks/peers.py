@@ -1,7 +1,8 @@
 """Ours beside what other exporters give: latency, memory, export time, size, on one machine.
 
     python benchmarks/peers.py --quick --work DIR
-    python benchmarks/peers.py --only vit-s16-224 --work DIR --json
+    python benchmarks/peers.py --only vit-s16-224 --work DIR --results DIR/peers.jsonl
+    python benchmarks/peers.py --report DIR/peers.jsonl
     python benchmarks/peers.py --only vit-s16-224 --ablation --work DIR
 
 Peers: torch.onnx.export(dynamo=True) at opsets 18, 20, 23, each also through the transformer
@@ -12,8 +13,13 @@ engines; openvino.convert_model straight from torch; torch eager and torch.compi
 Everything is timed as ``vitpe-bench`` times it. All peers run a few rounds first; the two fastest
 of each engine, and torch where it comes near, are then measured well, interleaved with ours. A
 ratio is peer over ours, paired by round: above 1, ours is faster. A peer whose output is wrong is
-no peer. Networks carry random weights. Files are made in child processes and kept in ``--work``,
-so that a second run only times.
+no peer. Networks carry random weights.
+
+A machine is seldom quiet for as long as the suite takes, so it can be run in pieces. Files are made
+in child processes and kept in ``--work``, and so is the order of the peers: a second run makes and
+ranks nothing (``--remake`` makes our files again, after a change). ``--prepare`` makes files and
+stops. ``--results`` appends one line of JSON per model as soon as it is measured; ``--report``
+reads the last line of each model and judges the whole.
 
 Exits 1 when a floor of peer_floors.py is missed, and names it.
 """
@@ -54,6 +60,7 @@ class Bench:
         self.options = options
         self.effort = "quick" if options.quick else "full"
         rounds = 20 if options.quick else 30
+        self._remade: set[tuple[str, str]] = set()
         self.schedule = Schedule(
             rounds=rounds, min_time_s=2.0 if options.quick else 6.0, max_rounds=2 * rounds
         )
@@ -70,7 +77,10 @@ class Bench:
     def files(self, name: str, kind: str) -> dict[str, Any]:
         """What peer_files.py says of one kind of files, made when they are not there."""
         record = self.folder(name) / f"{kind.replace(':', '-')}.json"
-        if not record.is_file():
+        ours = kind in ("ours", "dynamic") or kind.startswith("skip:")
+        stale = self.options.remake and ours and (name, kind) not in self._remade
+        if stale or not record.is_file():
+            self._remade.add((name, kind))
             self.say(f"{name}: make {kind}")
             command = [sys.executable, str(FILES), name, kind, "--effort", self.effort]
             done = subprocess.run(
@@ -126,6 +136,31 @@ class Bench:
         return candidates, left_out
 
 
+def rank_peers(bench: Bench, name: str) -> dict[str, Any]:
+    """A few rounds of every peer, once: who is worth measuring well, who is wrong or missing."""
+    kept = bench.folder(name) / "ranked.json"
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    peers, left_out = bench.peers(name)
+
+    def lost(candidate: Candidate, error: VitpeError) -> None:
+        left_out.append({"peer": candidate.label, "reason": error.message})
+
+    bench.say(f"{name}: {len(peers)} peers, a few rounds")
+    tried = measure(peers, SHORT, on_error=lost)
+    for one in [m for m in tried if m.agreement is not None and not m.agreement.passed]:
+        tried.remove(one)
+        left_out.append({"peer": one.candidate.label, "reason": f"wrong: {one.agreement}"})
+    ranked = {
+        "rows": [row(m) for m in tried],
+        "chosen": [c.label for c in best_peers(tried)],
+        "left_out": left_out,
+    }
+    kept.write_text(json.dumps(ranked, indent=1))
+    return ranked
+
+
 def best_peers(found: Sequence[Measured]) -> list[Candidate]:
     """The fastest of each engine, and torch only where it comes near the fastest of all."""
     ranked = sorted(found, key=lambda m: m.summary.min)
@@ -159,16 +194,8 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
     if computed != [plain["output_shape"]]:
         return result | {"problem": f"ours computes {computed}, peers {plain['output_shape']}"}
     dynamic = bench.files(name, "dynamic")
-    peers, left_out = bench.peers(name)
-
-    def lost(candidate: Candidate, error: VitpeError) -> None:
-        left_out.append({"peer": candidate.label, "reason": error.message})
-
-    bench.say(f"{name}: {len(peers)} peers, a few rounds")
-    tried = measure(peers, SHORT, on_error=lost)
-    for one in [m for m in tried if m.agreement is not None and not m.agreement.passed]:
-        tried.remove(one)
-        left_out.append({"peer": one.candidate.label, "reason": f"wrong: {one.agreement}"})
+    ranked = rank_peers(bench, name)
+    left_out = list(ranked["left_out"])
     own = [
         bench.candidate(name, f"ours in {e}", ours[f]["path"], e, check=False)
         for e, f in zip(ENGINES, ("onnx", "openvino"), strict=True)
@@ -180,15 +207,15 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
             bench.candidate(name, f"dynamic in {e}", dynamic[f]["path"], e, check=False)
             for e, f in zip(ENGINES, ("onnx", "openvino"), strict=True)
         ]
-    chosen = best_peers(tried)
+    chosen = [p for p in bench.peers(name)[0] if p.label in ranked["chosen"]]
     bench.say(f"{name}: {', '.join(c.label for c in chosen)}")
     measured = {m.candidate.label: m for m in measure([*own, *chosen], bench.schedule)}
-    result["rows"] = [row(m) for m in tried if m.candidate not in chosen] + [
+    result["rows"] = [r for r in ranked["rows"] if r["label"] not in ranked["chosen"]] + [
         row(m) for m in measured.values()
     ]
     result |= ratios(measured)
     result["left_out"] = left_out
-    peaks = {m.candidate.label: m.loaded.first_peak_bytes for m in tried}
+    peaks = {r["label"]: r["first_peak_bytes"] for r in ranked["rows"]}
     result["memory"] = memory(measured["ours in onnxruntime"], peaks)
     result["export"] = {
         "ours_s": ours["onnx"]["export_s"],
@@ -259,15 +286,27 @@ def memory(mine: Measured, peaks: dict[str, int | None]) -> dict[str, Any]:
     return {"ours_bytes": ours, "peer_bytes": known[best], "peer": best, "ratio": ratio}
 
 
-def run_ablation(bench: Bench, name: str) -> list[dict[str, Any]]:
-    """Latency with all passes, and with all but one, for each pass that can be left out."""
+def ablation_files(bench: Bench, name: str) -> dict[str, dict[str, Any]]:
+    """Files without one pass, for each that can be left out and changed this model."""
     from exporters.passes import PASSES
 
+    ours = bench.files(name, "ours")
+    if "problem" in ours:
+        return {}
+    changed = [
+        p.name
+        for p in PASSES
+        if not p.required and any(ours[f]["passes"].get(p.name) for f in ("onnx", "openvino"))
+    ]
+    return {p: bench.files(name, f"skip:{p}") for p in changed}
+
+
+def run_ablation(bench: Bench, name: str) -> list[dict[str, Any]]:
+    """Latency with all passes, and with all but one, for each pass that changes this model."""
     ours, plain = bench.files(name, "ours"), bench.files(name, "plain")
     if "problem" in ours or "problem" in plain:
         return [{"model": name, "problem": ours.get("problem") or plain.get("problem")}]
-    names = [p.name for p in PASSES if not p.required]
-    made = {p: bench.files(name, f"skip:{p}") for p in names}
+    made = ablation_files(bench, name)
     rows: list[dict[str, Any]] = [
         {"model": name, "pass": p, "problem": f["problem"]}
         for p, f in made.items()
@@ -296,6 +335,16 @@ def run_ablation(bench: Bench, name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def prepare(bench: Bench, name: str, *, ablation: bool) -> None:
+    """Make all files that a run of this model reads."""
+    for kind in ("plain", "ours", "dynamic", "derived", "convert"):
+        problem = bench.files(name, kind).get("problem")
+        if problem:
+            bench.say(f"{name}: {kind}: {problem}")
+    if ablation:
+        ablation_files(bench, name)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line. Gives the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -303,38 +352,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer peers and rounds")
     parser.add_argument("--ablation", action="store_true", help="a row per pass instead")
     parser.add_argument("--work", default="peers-work", help="folder that files are kept in")
+    parser.add_argument("--prepare", action="store_true", help="make files, time nothing")
+    parser.add_argument("--remake", action="store_true", help="make our own files again")
+    parser.add_argument("--results", type=Path, help="append a line of JSON per model here")
+    parser.add_argument("--report", type=Path, help="print what such a file holds, time nothing")
     parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--json", action="store_true", help="one document on stdout")
     options = parser.parse_args(argv)
     bench = Bench(options)
     names = options.only or list(SUITE)
+    if options.prepare:
+        for name in names:
+            prepare(bench, name, ablation=options.ablation)
+        return 0
+    kind = "ablation" if options.ablation else "peers"
+    results = kept_results(options.report, kind, names) if options.report else []
+    for name in [] if options.report else names:
+        if options.ablation:
+            results.append({"model": name, "rows": run_ablation(bench, name)})
+        else:
+            results.append(run_model(bench, name))
+        if options.results:
+            with options.results.open("a", encoding="utf-8") as lines:
+                entry = {"schema": f"vitpe.{kind}.model/1", "host": asdict(read_host())}
+                lines.write(json.dumps(entry | results[-1]) + "\n")
     if options.ablation:
-        rows = [row for name in names for row in run_ablation(bench, name)]
+        rows = [row for result in results for row in result["rows"]]
         document: dict[str, Any] = {"schema": "vitpe.ablation/1", "rows": rows}
         sys.stdout.write(json.dumps(document, indent=1) if options.json else ablation_table(rows))
         sys.stdout.write("\n")
         return int(any("problem" in row for row in rows))
-    results = [run_model(bench, name) for name in names]
+    document = judged(results, options)
+    sys.stdout.write((json.dumps(document, indent=1) if options.json else tables(document)) + "\n")
+    for floor in document["missed"]:
+        bench.say(f"missed: {floor}")
+    return 1 if document["missed"] else 0
+
+
+def kept_results(file: Path, kind: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The last line of each model in a file of ``--results``, in the order of the suite."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        if entry["schema"] == f"vitpe.{kind}.model/1":
+            found[entry["model"]] = entry
+    return [found[name] for name in names if name in found]
+
+
+def judged(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """All results, their geometric means, and the floors that are missed."""
     good = [r for r in results if "problem" not in r]
     means = {
         where: geometric_mean([r["peer_over_ours"][where]["median"] for r in good])
         for where in (*ENGINES, "across")
         if good
     }
-    missed = misses(results, means, whole_suite=len(names) == len(SUITE))
-    document = {
+    return {
         "schema": "vitpe.peers/1",
         "host": asdict(read_host()),
         "threads": options.threads,
         "quick": options.quick,
         "models": results,
         "geometric_mean": means,
-        "missed": missed,
+        "missed": misses(results, means, whole_suite=len(results) == len(SUITE)),
     }
-    sys.stdout.write((json.dumps(document, indent=1) if options.json else tables(document)) + "\n")
-    for floor in missed:
-        bench.say(f"missed: {floor}")
-    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 
 * target ``ort`` and ``openvino``: ``com.microsoft.MultiHeadAttention`` over [B, N, D]. Where
   query, key and value are heads split off one packed projection (case 1) or off their own
-  (case 2), the Reshape and Transpose before it fall away; anything else (case 3: rotated or
-  normalised queries) is brought to [B, N, D] by one Transpose and one Reshape. The Transpose and
-  Reshape after attention fall away the same way (case 4).
+  (case 2), the Reshape and Transpose before it fall away, and so they do where each head of these
+  is normalised or scaled alone (case 5); anything else (case 3: rotated queries) is brought to
+  [B, N, D] by one Transpose and one Reshape. The Transpose and Reshape after attention fall away
+  the same way (case 4).
 * target ``portable``: ``Attention`` from opset 23 on, below it MatMul, Softmax, MatMul.
 """
 
@@ -31,6 +32,7 @@ from exporters.passes.base import (
     same_dims,
     static_dim,
 )
+from exporters.passes.head_wise import heads_under, on_tokens_first
 from exporters.trace import ATTENTION_DOMAIN, ATTENTION_OP
 from vitpe_deploy.request import Target
 
@@ -82,10 +84,35 @@ class HeadsFlattener:
     def flatten_heads(self, node: ir.Node, x: ir.Value, num_heads: int) -> ir.Value:
         """[B, M, N, D/M] -> [B, N, D], by undoing what split the heads where possible."""
         return (
-            self._packed_projection(node, x, num_heads)
-            or _own_projection(x, num_heads)
+            self._projection(node, x, num_heads)
+            or self._head_wise(node, x, num_heads)
             or self._by_transpose(node, x)
         )
+
+    def _projection(self, anchor: ir.Node, x: ir.Value, num_heads: int) -> ir.Value | None:
+        return self._packed_projection(anchor, x, num_heads) or _own_projection(x, num_heads)
+
+    def _head_wise(self, anchor: ir.Node, x: ir.Value, num_heads: int) -> ir.Value | None:
+        """Case 5: x is made of the heads of a projection, each head of each token by itself."""
+        heads = heads_under(x)
+        head_dim = static_dim(x, 3)
+        if heads is None or head_dim is None:
+            return None
+        flat = self._projection(anchor, heads, num_heads)
+        if flat is None:
+            return None
+        split = ir.node("Reshape", [flat, self._ints(0, 0, num_heads, head_dim)])
+        insert_before(anchor, [split])
+        b, m, n, d = heads.shape or (None,) * 4
+        split.outputs[0].type, split.outputs[0].shape = x.type, ir.Shape([b, n, m, d])
+        turned = on_tokens_first(
+            anchor, x, heads, split.outputs[0], lambda n, a: new_initializer(self._graph, n, a)
+        )
+        joined = ir.node("Reshape", [turned, self._ints(0, 0, num_heads * head_dim)])
+        insert_before(anchor, [joined])
+        joined.outputs[0].type = x.type
+        joined.outputs[0].shape = ir.Shape([b, n, num_heads * head_dim])
+        return joined.outputs[0]
 
     def _packed_projection(self, anchor: ir.Node, x: ir.Value, num_heads: int) -> ir.Value | None:
         """Case 1: x is one of the three parts of a packed [B, N, 3, M, D/M] projection."""

@@ -154,7 +154,8 @@ class _Walk:
         if self._is_view(a) and self._is_view(b):
             return False
         if not (a.is_permutation and b.is_permutation):
-            self._outcome.refuse(node, "rows are left out or repeated before the add")
+            if a.costly or b.costly:
+                self._outcome.refuse(node, "rows are left out or repeated before the add")
             return False
         to_b, to_a = _aligned(a, b), _aligned(b, a)
         first, second, rows = a, b, b.rows
@@ -247,9 +248,9 @@ class _Walk:
 
 def _leads_to_attention(node: ir.Node) -> bool:
     """Whether rows, treated alone from here on, get to a reader that needs them in their order."""
-    found = False
+    found, channels = False, _channels(node.outputs[0])
     for reader, _ in node.outputs[0].uses():
-        if is_move(reader) or joins(reader):
+        if joins(reader) or (is_move(reader) and _channels(reader.outputs[0]) == channels):
             continue
         found |= alone(reader) is None or _leads_to_attention(reader)
     return found
