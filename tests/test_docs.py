@@ -95,7 +95,7 @@ def test_the_two_commands_come_first() -> None:
     first = [b.strip() for b in blocks(README, "console")[:2]]
     assert first == [
         "$ pip install '.[export]' && vitpe-export --res 384",
-        "$ pip install '.[test]' && pytest",
+        "$ pip install '.[test]' && pytest -n auto",
     ]
 
 
