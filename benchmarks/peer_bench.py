@@ -1,0 +1,159 @@
+"""Files and candidates of one network of the suite, and which of its peers are worth measuring."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peer_floors import ENGINES
+
+from vitpe_deploy.bench.protocol import ChildSpec, Judge
+from vitpe_deploy.bench.rounds import Candidate, Measured, Schedule, measure
+from vitpe_deploy.errors import VitpeError
+
+FILES = Path(__file__).with_name("peer_files.py")
+SHORT = Schedule(rounds=3, iters=6, warmup=3, warmup_limit_s=4.0)
+KEEP = 2
+NEAR = 1.15
+PEER_TOLERANCE = 1e-3
+
+
+class Bench:
+    """One run: options, and a log on stderr."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.effort = "quick" if options.quick else "full"
+        rounds = 20 if options.quick else 30
+        self._remade: set[tuple[str, str]] = set()
+        self.schedule = Schedule(
+            rounds=rounds, min_time_s=2.0 if options.quick else 6.0, max_rounds=2 * rounds
+        )
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def folder(self, name: str) -> Path:
+        """Where the files of a model are."""
+        return Path(self.options.work).resolve() / self.effort / name
+
+    def files(self, name: str, kind: str) -> dict[str, Any]:
+        """What peer_files.py says of one kind of files, made when they are not there."""
+        record = self.folder(name) / f"{kind.replace(':', '-')}.json"
+        ours = kind in ("ours", "dynamic") or kind.startswith("skip:")
+        stale = self.options.remake and ours and (name, kind) not in self._remade
+        if stale or not record.is_file():
+            self._remade.add((name, kind))
+            self.say(f"{name}: make {kind}")
+            command = [sys.executable, str(FILES), name, kind, "--effort", self.effort]
+            done = subprocess.run(
+                [*command, "--folder", str(self.folder(name))],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                return {"problem": f"ended with code {done.returncode}: {last[:200]}"}
+        found: dict[str, Any] = json.loads(record.read_text())
+        return found
+
+    def candidate(
+        self, name: str, label: str, path: str, engine: str, *, torch: str = "", check: bool = True
+    ) -> Candidate:
+        """A file in an engine, or torch itself."""
+        folder = self.folder(name)
+        spec = ChildSpec(
+            path=path,
+            runtime=engine,
+            device="CPU",
+            threads=self.options.threads,
+            inputs=str(folder / "inputs.npz"),
+            expected=str(folder / "expected.npz") if check else "",
+        )
+        command = (sys.executable, str(FILES), name, torch) if torch else None
+        return Candidate(label, spec, command, judge=Judge(rtol=PEER_TOLERANCE))
+
+    def peers(self, name: str) -> tuple[list[Candidate], list[dict[str, str]]]:
+        """All peers that there are, and those that cannot be, with the reason."""
+        folder, left_out = self.folder(name), []
+        kinds = {kind: self.files(name, kind) for kind in ("derived", "convert")}
+        for found in kinds.values():
+            for label, entry in found.items():
+                problem = entry if isinstance(entry, str) else entry.get("problem")
+                if problem:
+                    left_out.append({"peer": label, "reason": str(problem)})
+        candidates = [
+            self.candidate(name, f"{path.stem} in {engine}", str(path), engine)
+            for path in sorted(folder.glob("opset*.onnx"))
+            for engine in ENGINES
+        ]
+        if (folder / "convert.xml").is_file():
+            path = str(folder / "convert.xml")
+            candidates.append(self.candidate(name, "convert_model in openvino", path, "openvino"))
+        candidates.append(self.candidate(name, "torch eager", "", "torch", torch="eager"))
+        if self.options.quick:
+            left_out.append({"peer": "torch.compile", "reason": "left out by --quick"})
+        else:
+            candidates.append(self.candidate(name, "torch.compile", "", "torch", torch="compile"))
+        return candidates, left_out
+
+
+def rank_peers(bench: Bench, name: str) -> dict[str, Any]:
+    """A few rounds of every peer, once: who is worth measuring well, who is wrong or missing."""
+    kept = bench.folder(name) / "ranked.json"
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    peers, left_out = bench.peers(name)
+
+    def lost(candidate: Candidate, error: VitpeError) -> None:
+        left_out.append({"peer": candidate.label, "reason": error.message})
+
+    bench.say(f"{name}: {len(peers)} peers, a few rounds")
+    tried = measure(peers, SHORT, on_error=lost)
+    for one in [m for m in tried if m.agreement is not None and not m.agreement.passed]:
+        tried.remove(one)
+        left_out.append({"peer": one.candidate.label, "reason": f"wrong: {one.agreement}"})
+    ranked = {
+        "rows": [row(m) for m in tried],
+        "chosen": [c.label for c in best_peers(tried)],
+        "left_out": left_out,
+    }
+    kept.write_text(json.dumps(ranked, indent=1))
+    return ranked
+
+
+def best_peers(found: Sequence[Measured]) -> list[Candidate]:
+    """The fastest of each engine, and torch only where it comes near the fastest of all."""
+    ranked = sorted(found, key=lambda m: m.summary.min)
+    kept = [
+        m.candidate
+        for engine in ENGINES
+        for m in [m for m in ranked if m.candidate.spec.runtime == engine][:KEEP]
+    ]
+    fastest = ranked[0].summary.min
+    return kept + [
+        m.candidate
+        for m in ranked
+        if m.candidate.spec.runtime == "torch" and m.summary.min < NEAR * fastest
+    ]
+
+
+def row(one: Measured) -> dict[str, Any]:
+    """Latency of one candidate, all samples kept."""
+    return {
+        "label": one.candidate.label,
+        "runtime": one.candidate.spec.runtime,
+        "latency_ms": asdict(one.summary),
+        "first_peak_bytes": one.loaded.first_peak_bytes,
+        "samples_ms": one.samples_ms,
+    }
