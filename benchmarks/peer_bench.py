@@ -85,6 +85,13 @@ class Bench:
     def peers(self, name: str) -> tuple[list[Candidate], list[dict[str, str]]]:
         """All peers that there are, and those that cannot be, with the reason."""
         folder, left_out = self.folder(name), []
+        if self.options.plain:
+            plain = [
+                self.candidate(name, f"{path.stem} in {engine}", str(path), engine)
+                for path in sorted(folder.glob("opset[0-9][0-9].onnx"))
+                for engine in ENGINES
+            ]
+            return plain, [{"peer": "all others", "reason": "left out by --plain"}]
         kinds = {kind: self.files(name, kind) for kind in ("derived", "convert")}
         for found in kinds.values():
             for label, entry in found.items():
@@ -109,6 +116,9 @@ class Bench:
 
 def rank_peers(bench: Bench, name: str) -> dict[str, Any]:
     """A few rounds of every peer, once: who is worth measuring well, who is wrong or missing."""
+    if bench.options.plain:  # few enough to measure all well
+        peers, left_out = bench.peers(name)
+        return {"rows": [], "chosen": [p.label for p in peers], "left_out": left_out}
     kept = bench.folder(name) / "ranked.json"
     if kept.is_file():
         found: dict[str, Any] = json.loads(kept.read_text())

@@ -19,7 +19,8 @@ A machine is seldom quiet for as long as the suite takes, so it can be run in pi
 in child processes and kept in ``--work``, and so is the order of the peers: a second run makes and
 ranks nothing (``--remake`` makes our files again, after a change). ``--prepare`` makes files and
 stops. ``--results`` appends one line of JSON per model as soon as it is measured; ``--report``
-reads the last line of each model and judges the whole.
+reads the last line of each model and judges the whole. ``--plain --static`` is the short form:
+plain exports at three opsets as the only peers, and none of our dynamic files.
 
 Exits 1 when a floor of peer_floors.py is missed, and names it.
 """
@@ -88,7 +89,8 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
     ]
     result |= ratios(measured)
     result["left_out"] = left_out
-    peaks = {r["label"]: r["first_peak_bytes"] for r in ranked["rows"]}
+    peaks = {r["label"]: r["first_peak_bytes"] for r in result["rows"]}
+    peaks = {label: v for label, v in peaks.items() if not label.startswith(("ours", "dynamic"))}
     result["memory"] = memory(measured["ours in onnxruntime"], peaks)
     result["export"] = {
         "ours_s": ours["onnx"]["export_s"],
@@ -151,7 +153,8 @@ def memory(mine: Measured, peaks: dict[str, int | None]) -> dict[str, Any]:
 def prepare(bench: Bench, name: str, *, ablation: bool) -> None:
     """Make all files that a run of this model reads."""
     dynamic = [] if bench.options.static else ["dynamic"]
-    for kind in ("plain", "ours", "derived", "convert", *dynamic):
+    others = [] if bench.options.plain else ["derived", "convert"]
+    for kind in ("plain", "ours", *others, *dynamic):
         problem = bench.files(name, kind).get("problem")
         if problem:
             bench.say(f"{name}: {kind}: {problem}")
@@ -168,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", default="peers-work", help="folder that files are kept in")
     parser.add_argument("--prepare", action="store_true", help="make files, time nothing")
     parser.add_argument("--remake", action="store_true", help="make our own files again")
+    parser.add_argument("--plain", action="store_true", help="plain exports as the only peers")
     parser.add_argument("--static", action="store_true", help="without our dynamic files")
     parser.add_argument("--results", type=Path, help="append a line of JSON per model here")
     parser.add_argument("--report", type=Path, help="print what such a file holds, time nothing")
