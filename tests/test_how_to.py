@@ -23,8 +23,7 @@ SHELL = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SMALLER = {
     "timm:deit_tiny_patch16_224": "timm:deit_tiny_patch16_224 --model-kwarg depth=2 "
     "--model-kwarg embed_dim=32 --model-kwarg num_heads=2",
-    "torchvision:swin_t": "torchvision:swin_t --model-kwarg depths=[1,1,1,1] "
-    "--model-kwarg embed_dim=24 --model-kwarg num_heads=[1,2,4,8]",
+    "swin_tiny_patch4_window7_224": "swin_micro_patch4_window4_64",
 }
 """Models that a page names, as networks that a test can afford."""
 
