@@ -97,15 +97,20 @@ def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
         x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
         return save_inputs(folder / f"{path.stem}.npz", [x])
 
-    def peer(other: Callable[[Path, Path, int, int], float], runtime: str) -> Callable[[int], Line]:
+    def peer(
+        other: Callable[[Path, Path, int, int], float],
+        runtime: str,
+        model: str = PEER_MODEL,
+        runs: int = PEER_RUNS,
+    ) -> Callable[[int], Line]:
         def attempt(number: int) -> Line:
-            path = export_model(PEER_MODEL, folder)
+            path = export_model(model, folder)
             inputs = picture(path)
-            schedule = Schedule(rounds=5, iters=PEER_RUNS, seed=number)
+            schedule = Schedule(rounds=5, iters=runs, seed=number)
             first_ours = number % 2 == 0  # in turns, so that drift reaches both alike
-            theirs = 0.0 if first_ours else other(path, inputs, threads, PEER_RUNS)
+            theirs = 0.0 if first_ours else other(path, inputs, threads, runs)
             (ours,) = timed([path], runtime, inputs, threads, schedule)
-            theirs = other(path, inputs, threads, PEER_RUNS) if first_ours else theirs
+            theirs = other(path, inputs, threads, runs) if first_ours else theirs
             return {"ours_ms": ours.summary.median, "theirs_ms": theirs}
 
         return attempt
@@ -141,6 +146,8 @@ def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
 
     yield Check("peers/loop", PEER_TURNS, peer(hand_written, "onnxruntime"), medians_agree)
     yield Check("peers/benchmark_app", PEER_TURNS, peer(benchmark_app, "openvino"), medians_agree)
+    smallest = peer(hand_written, "onnxruntime", SMALLEST, 20 * PEER_RUNS)
+    yield Check("peers/loop, smallest model", PEER_TURNS, smallest, medians_agree)
     yield Check("slowdown", repetitions, against(LAYERS + EXTRA), always("slower"))
     yield Check("same", repetitions, against(LAYERS), always("no difference"))
     yield Check("overhead", 1, overhead, costs_little)

@@ -13,7 +13,7 @@ from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_boundary import Outcome, stdout_for_results
 from vitpe_deploy.cli_jobs import is_jobs_file, run_jobs
 from vitpe_deploy.console import Console
-from vitpe_deploy.errors import ParityError, RegressionError, UsageError
+from vitpe_deploy.errors import InterruptedRunError, ParityError, RegressionError, UsageError
 from vitpe_deploy.files import refuse_existing
 
 if TYPE_CHECKING:
@@ -116,17 +116,21 @@ def bench_command(
             found = plan_document(plan, expected)
             return Outcome(json.dumps(found, indent=2) if as_json else _plan_text(found))
         console.note(_plan_text(plan_document(plan, expected)))
-        report = run_planned(
-            options,
-            plan,
-            expected=expected,
-            baseline=baseline,
-            max_regression=limit,
-            cross_host=cross_host,
-            output_dir=output,
-            force=force,
-            progress=console,
-        )
+        try:
+            report = run_planned(
+                options,
+                plan,
+                expected=expected,
+                baseline=baseline,
+                max_regression=limit,
+                cross_host=cross_host,
+                output_dir=output,
+                force=force,
+                progress=console,
+            )
+        except KeyboardInterrupt as problem:
+            kept = "" if output is None else "The same command goes on with what is finished."
+            raise InterruptedRunError("interrupted", hint=kept) from problem
     return _told(report, output, html, as_json)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from vitpe_deploy.cli_boundary import Outcome
 from vitpe_deploy.console import Console
-from vitpe_deploy.errors import UsageError
+from vitpe_deploy.errors import InterruptedRunError, UsageError
 
 if TYPE_CHECKING:
     from vitpe_deploy.jobs.file import Flag
@@ -78,7 +78,11 @@ def run_jobs(
     jobs = read_jobs(path, flags_of(context.command), many=command == "bench")
     runner = Runner(command, output, verbosity=level, dry_run=dry_run, fresh=force)
     with Console(level) as console:
-        done = runner.run(jobs, console)
+        try:
+            done = runner.run(jobs, console)
+        except KeyboardInterrupt as problem:
+            hint = "The same command goes on with the jobs that are not finished."
+            raise InterruptedRunError("interrupted", hint=hint) from problem
     found = summary.document(command, done)
     code = int(found["exit_code"])
     text = json.dumps(found, indent=2)

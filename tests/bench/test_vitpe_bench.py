@@ -20,10 +20,11 @@ from sklearn.datasets import load_digits
 
 import vitpe_deploy
 from vitpe_deploy.bench.baseline import against_baseline
-from vitpe_deploy.bench.documents import BaselineRow, BenchReport, json_schema
+from vitpe_deploy.bench.documents import BaselineRow, BenchReport, HarnessRecord, json_schema
 from vitpe_deploy.bench.entry import parse_seconds, parse_share
 from vitpe_deploy.bench.gemm import gemm_peak_gflops
 from vitpe_deploy.bench.markdown import markdown
+from vitpe_deploy.bench.overhead import measure_harness
 from vitpe_deploy.cli import bench_main
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.report.html import render
@@ -62,9 +63,20 @@ def peak() -> Callable[[int], float]:
     return lambda threads: measured(1)
 
 
+@pytest.fixture(scope="module")
+def harness() -> Callable[[], HarnessRecord]:
+    """What measuring really costs, measured once as well."""
+    return functools.cache(measure_harness)
+
+
 @pytest.fixture(autouse=True)
-def _one_peak(monkeypatch: pytest.MonkeyPatch, peak: Callable[[int], float]) -> None:
+def _measured_once(
+    monkeypatch: pytest.MonkeyPatch,
+    peak: Callable[[int], float],
+    harness: Callable[[], HarnessRecord],
+) -> None:
     monkeypatch.setattr("vitpe_deploy.bench.run.gemm_peak_gflops", peak)
+    monkeypatch.setattr("vitpe_deploy.bench.run.measure_harness", harness)
 
 
 @pytest.fixture
@@ -279,7 +291,8 @@ def test_interrupted_run_goes_on(bench: Bench, static: Path, tmp_path: Path) -> 
     _, first = bench(*arguments)
     journal = tmp_path / "kept" / "bench.jsonl"
     whole = journal.read_text()
-    journal.write_text(whole + whole[: len(whole) // 2])  # killed while it wrote another row
+    row = whole.splitlines()[1]
+    journal.write_text(whole + row[: len(row) // 2])  # killed while it wrote another row
     _, second = bench(*arguments)
     assert second["results"] == first["results"]
     assert journal.read_text() == whole
@@ -287,8 +300,12 @@ def test_interrupted_run_goes_on(bench: Bench, static: Path, tmp_path: Path) -> 
     assert "| onnxruntime CPU | f32 |" in (tmp_path / "kept" / "bench.md").read_text()
     _, third = bench(*arguments, "--force")
     assert third["results"][0]["samples_ms"] != first["results"][0]["samples_ms"]
-    journal.write_text("{}\n")
-    assert bench(*arguments)[1]["kind"] == "artifact"
+    code, refused = bench(*arguments, "--rounds", "5")
+    assert (code, refused["kind"]) == (2, "usage")
+    assert "measured with schedule.rounds 4, now it is 5" in refused["message"]
+    for text in ("{}\n", f"{journal.read_text().splitlines()[0]}\n{{}}\n"):
+        journal.write_text(text)
+        assert bench(*arguments)[1]["kind"] == "artifact"
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -376,6 +393,22 @@ def test_dry_run_times_nothing(bench: Bench, static: Path, tmp_path: Path) -> No
     assert [len(g["rows"]) for g in document["groups"]] == [2]
     assert document["estimate_s"] > 1
     assert not (tmp_path / "nothing").exists()
+
+
+def test_interruption_says_that_the_same_command_goes_on(
+    static: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitpe_deploy.bench.entry.run_planned", stopped)
+    assert bench_main([str(static), "-o", str(tmp_path), "-q"]) == 130
+    assert "The same command goes on" in capsys.readouterr().err
+    assert bench_main([str(static), "-q"]) == 130
+    assert "goes on" not in capsys.readouterr().err
 
 
 def test_doctor(bench: Bench) -> None:

@@ -218,12 +218,14 @@ def run_planned(
 ) -> BenchReport:
     """Measure a plan and judge it by a baseline. See :func:`benchmark`."""
     from vitpe_deploy.bench.baseline import against_baseline, read_report
-    from vitpe_deploy.bench.resume import Journal
+    from vitpe_deploy.bench.resume import Journal, measured_how
     from vitpe_deploy.bench.run import run_bench
 
     # read first: nobody wants to hear of a wrong file after the measurement
     old = None if baseline is None else read_report(baseline)
-    journal = None if output_dir is None else Journal(output_dir, fresh=force)
+    journal = None
+    if output_dir is not None:
+        journal = Journal(output_dir, measured_how(options), fresh=force)
     report = run_bench(options, plan, expected=expected, journal=journal, progress=progress)
     if old is None:
         return report

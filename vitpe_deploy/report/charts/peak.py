@@ -23,7 +23,7 @@ def draw(report: BenchReport) -> list[tuple[str, str]]:
         share = row.share_of_peak or 0.0
         parts.append(svg.text(8, top + 12, name, "label"))
         parts.append(svg.rectangle(8, top + 17, 300, 8, "rail"))
-        kind = f"bar s{number % svg.SERIES}"
+        kind = "bar s0"
         parts.append(svg.rectangle(8, top + 17, 300 * min(share, 1.0), 8, kind))
         parts.append(svg.text(352, top + 25, f"{share:.0%}", "label", "end"))
     peak = report.host.gemm_peak_gflops
