@@ -123,9 +123,9 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
     """
     symbolic_size = facts.input.has_symbolic_size(request.dynamic)
     _check_flags(request, symbolic_size=symbolic_size)
-    check_precision(request, facts.input)
     if request.pixel_order is not None:
         _check_pixels(request, facts, request.pixel_order)
+    check_precision(request, facts.input)
     limits = _limits(request, facts) if symbolic_size else ()
     sizes = _sizes(request, facts)
     outputs = facts.check_outputs(request.outputs)

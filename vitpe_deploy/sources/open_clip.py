@@ -7,10 +7,12 @@ its embedding, not normalised, as ``encode_image`` and ``encode_text`` give it.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitpe_deploy.errors import MissingExtraError, UsageError
+from vitpe_deploy.pairing import Pairing, TokenizerFile
 from vitpe_deploy.request import ModelRequest
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, Source
 from vitpe_deploy.towers import VISION, chosen_tower
@@ -41,6 +43,7 @@ class OpenClipSource(Source):
             raise MissingExtraError(problem.name or "open_clip", "open-clip") from problem
         self._library = Library.open(name, request.kwargs)
         self._opened: VisionTower | TextTower | None = None
+        self._pairing: Pairing | None = None
 
     def facts(self) -> ModelFacts:
         """Found on a tower without data."""
@@ -68,7 +71,19 @@ class OpenClipSource(Source):
             state, origin = self._random(), f"random, seed {self.request.seed}"
         else:
             state, origin = self._read(path)
-        return tower.load(state, origin, self.request.resample)
+        loaded = tower.load(state, origin, self.request.resample)
+        loaded.pairing = self._pairing
+        return loaded
+
+    def tokenizer(self) -> TokenizerFile | None:
+        """CLIP's own, unless the config names another."""
+        if self._library.text.get("hf_tokenizer_name") or self._library.text.get(
+            "tokenizer_kwargs"
+        ):
+            return None
+        from vitpe_deploy.sources.open_clip_tokenizer import clip_tokenizer
+
+        return clip_tokenizer()
 
     def _random(self) -> Mapping[str, Tensor]:
         """Weights as open_clip initialises them."""
@@ -79,8 +94,9 @@ class OpenClipSource(Source):
         tower = chosen_tower(self.request)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.request.seed)
-            whole = self._library.make(tower, device="cpu")
-        return {n: t for n, t in whole.state_dict().items() if of_tower(n, tower)}
+            whole = self._library.make(tower, device="cpu").state_dict()
+        self._pairing = _pairing(whole)
+        return {n: t for n, t in whole.items() if of_tower(n, tower)}
 
     def _read(self, path: Path) -> tuple[Mapping[str, Tensor], str]:
         from vitpe_deploy.sources.weights import read_state_dict, without_prefixes
@@ -89,7 +105,20 @@ class OpenClipSource(Source):
         given = read_state_dict(path)
         expected = self._library.make(tower, device="meta").state_dict()
         tensors, prefixes = without_prefixes(given.tensors, expected)
+        self._pairing = _pairing(tensors)
         return self._library.tower_state(tower, tensors, path), given.origin(path, prefixes)
+
+
+def _pairing(tensors: Mapping[str, Tensor]) -> Pairing | None:
+    """From the logarithm of the scale, and the bias of models that have one."""
+    scale, bias = tensors.get("logit_scale"), tensors.get("logit_bias")
+    if scale is None or scale.numel() != 1:
+        return None
+    return Pairing(
+        scale=math.exp(float(scale)),
+        bias=0.0 if bias is None else float(bias),
+        scores="softmax" if bias is None else "sigmoid",
+    )
 
 
 SOURCE = OpenClipSource
