@@ -19,6 +19,7 @@ from typing import Any
 
 from vitpe_deploy.errors import ExportFailedError
 from vitpe_deploy.runtimes.base import reason
+from vitpe_deploy.runtimes.onnxruntime import import_onnxruntime
 
 _FATAL_ONLY = 4
 
@@ -29,7 +30,7 @@ def write_ort(onnx_path: Path, ort_path: Path) -> None:
     Raises:
         ExportFailedError: ONNX Runtime cannot load the graph, or it is over the 2 GB of the format.
     """
-    engine: Any = importlib.import_module("onnxruntime")
+    engine = import_onnxruntime()
     options = engine.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
     options.graph_optimization_level = engine.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from vitpe_deploy.errors import ExportFailedError
+from vitpe_deploy.runtimes.onnxruntime import import_onnxruntime
 
 _LARGE_BYTES = 1024
 _SKIPPED = ["fuse_matmul_add_bias_into_gemm", "fuse_matmul_add_bias_into_gemm_batched"]
@@ -26,6 +27,7 @@ def simplify(model: ir.Model) -> ir.Model:
     Raises:
         ExportFailedError: onnxsim refused the graph.
     """
+    import_onnxruntime()  # onnxsim may import it too, and not without telemetry
     import onnxsim
 
     weights = detach_weights(model.graph)

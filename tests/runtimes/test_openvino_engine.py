@@ -184,14 +184,14 @@ def test_bounds_of_a_dimension_are_checked_and_named(
 
 
 def test_ci_variable_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitpe_deploy.runtimes.openvino import _ci_environment
+    from vitpe_deploy.runtimes.telemetry import without_telemetry
 
     for before in (None, "", "false"):
         if before is None:
             monkeypatch.delenv("CI", raising=False)
         else:
             monkeypatch.setenv("CI", before)
-        with _ci_environment():
+        with without_telemetry():
             assert os.environ["CI"] == "true"
         assert os.environ.get("CI") == before
 

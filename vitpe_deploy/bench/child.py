@@ -237,8 +237,9 @@ def _runtime(spec: p.ChildSpec) -> Runtime:
         import_openvino()
         threads = spec.threads
     else:
-        import onnxruntime  # noqa: F401
+        from vitpe_deploy.runtimes.onnxruntime import import_onnxruntime
 
+        import_onnxruntime()
         threads = threads_per_stream(spec)
     return open_runtime(
         spec.runtime,

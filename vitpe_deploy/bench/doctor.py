@@ -11,6 +11,7 @@ from typing import Any
 
 from vitpe_deploy.bench import host
 from vitpe_deploy.errors import VitpeError
+from vitpe_deploy.runtimes.onnxruntime import import_onnxruntime
 from vitpe_deploy.runtimes.openvino import import_openvino
 from vitpe_deploy.threads import available_cpus
 
@@ -81,9 +82,9 @@ def _openvino_devices() -> tuple[dict[str, str], str]:
 
 def _onnxruntime_providers() -> tuple[list[str], str]:
     try:
-        return list(importlib.import_module("onnxruntime").get_available_providers()), ""
-    except ImportError as error:
-        return [], f"onnxruntime: {error}"
+        return list(import_onnxruntime().get_available_providers()), ""
+    except VitpeError as error:
+        return [], f"onnxruntime: {error.message}"
 
 
 def as_text(document: dict[str, Any]) -> str:

@@ -214,8 +214,9 @@ class OnnxReader:
 
     def _run(self, names: Sequence[str], shape: Sequence[int]) -> list[Array]:
         """Run the part of the graph that makes ``names``."""
-        import onnxruntime as ort
+        from vitpe_deploy.runtimes.onnxruntime import import_onnxruntime
 
+        ort = import_onnxruntime()
         needed, nodes = set(names), []
         for node in reversed(self._graph.node):
             if needed.intersection(node.output):

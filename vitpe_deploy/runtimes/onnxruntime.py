@@ -21,6 +21,7 @@ from vitpe_deploy.runtimes.base import (
     reason,
 )
 from vitpe_deploy.runtimes.onnx_file import check_onnx_file
+from vitpe_deploy.runtimes.telemetry import without_telemetry
 from vitpe_deploy.threads import cpu_name
 from vitpe_deploy.versions import require_version
 
@@ -56,7 +57,7 @@ class OnnxRuntime(FileRuntime):
     _session: Any = None
 
     def _open(self) -> Opened:
-        engine = _import_onnxruntime()
+        engine = import_onnxruntime()
         providers = self._providers(engine)
         if self._path.suffix == ".xml":
             raise UsageError(
@@ -172,9 +173,19 @@ def expose_values(path: Path, names: tuple[str, ...]) -> bytes:
     return content
 
 
-def _import_onnxruntime() -> Any:
+def import_onnxruntime() -> Any:
+    """The ``onnxruntime`` module, imported without telemetry.
+
+    Every import of ONNX Runtime in this product goes through here, and comes before that of a
+    library which imports it too.
+
+    Raises:
+        DeviceError: it is not installed, or its libraries do not load.
+        VersionError: it is too old.
+    """
     try:
-        engine = importlib.import_module("onnxruntime")
+        with without_telemetry():
+            engine = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise DeviceError(
             f"the engine onnxruntime cannot be imported: {reason(error)}",

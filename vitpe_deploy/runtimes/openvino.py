@@ -9,12 +9,10 @@ telemetry event and writes files into the home folder unless ``CI=true``.
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from vitpe_deploy.runtimes.bounds import bound_shapes
 from vitpe_deploy.runtimes.compile_cache import entry_folder
 from vitpe_deploy.runtimes.ir_file import weights_path
 from vitpe_deploy.runtimes.onnx_file import check_onnx_file, external_tensors
+from vitpe_deploy.runtimes.telemetry import without_telemetry
 from vitpe_deploy.versions import require_version
 
 _META_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
@@ -251,7 +250,7 @@ def import_openvino() -> Any:
     if loaded is not None:
         return loaded
     try:
-        with _ci_environment():
+        with without_telemetry():
             loaded = importlib.import_module("openvino")
     except ImportError as error:
         raise DeviceError(
@@ -260,20 +259,6 @@ def import_openvino() -> Any:
         ) from error
     require_version("openvino", str(loaded.__version__))
     return loaded
-
-
-@contextmanager
-def _ci_environment() -> Iterator[None]:
-    """``CI=true``, which is how OpenVINO's telemetry is told to stay silent, then as before."""
-    before = os.environ.get("CI")
-    os.environ["CI"] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["CI"]
-        else:
-            os.environ["CI"] = before
 
 
 def _limits(model: Any) -> tuple[AxisLimit, ...]:
