@@ -76,6 +76,8 @@ KINDS = (
          ("plot", *MODEL, "--weights", "{}", "-o", "{}-plot", "--force")),
     Kind("picture", "artifact", "picture.png", ("run", "{}/m.onnx", "{}/picture.png", *ENGINE)),
     Kind("array", "artifact", "batch.npy", ("run", "{}/m.onnx", "{}/batch.npy", *ENGINE)),
+    Kind("calibration", "calibration.npz", "",
+         ("export", *MODEL, "--precision", "int8", "--calibration", "{}", "--dry-run")),
     Kind("config.json", "hf", "config.json", ("export", "hf:{}", "--dry-run")),
     Kind("preprocessor", "hf", "preprocessor_config.json", ("export", "hf:{}", "--dry-run")),
 )  # fmt: skip
@@ -123,6 +125,8 @@ def make_corpus(folder: Path) -> None:
     state = {name: value.clone() for name, value in loaded.fresh().state_dict().items()}
     save_file(state, folder / "weights.safetensors")
     torch.save({"state_dict": state}, folder / "weights.pt")
+    samples = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
+    np.savez_compressed(folder / "calibration.npz", pixel_values=samples)
     (folder / "hf").mkdir()
     config = {"model_type": "vit", "image_size": 32, "patch_size": 16, "hidden_size": 16,
               "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from vitpe_deploy.errors import SourceError
 from vitpe_deploy.models.vit import VisionTransformer
 from vitpe_deploy.request import ModelRequest
 from vitpe_deploy.results import ExportReport
+from vitpe_deploy.runtimes import open_runtime
 from vitpe_deploy.sources import open_source
 
 TINY = {"depth": 3, "embed_dim": 32, "num_heads": 2, "num_classes": 5, "image_size": 32}
@@ -51,6 +53,34 @@ def test_activations_that_overflow_are_named_by_block(tmp_path: Path) -> None:
     assert report.verdict == "failed"
     problems = {row.problem for row in report.parity}
     assert problems == {"the reference itself holds NaN or inf, from block:1 on"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network in both formats."""
+    folder = tmp_path_factory.mktemp("numbers")
+    report = vitpe_deploy.export(
+        _network(), 32, formats=["onnx", "openvino"], output_dir=folder, threads=2
+    )
+    assert report.verdict == "passed"
+    return Path(report.artifacts[0].path)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("engine", "suffix"), [("onnxruntime", ".onnx"), ("openvino", ".onnx"), ("openvino", ".xml")]
+)
+def test_outputs_are_equal_from_run_to_run(
+    exported: Path, engine: str, suffix: str, threads: int
+) -> None:
+    """Bit for bit: within a session, and in another."""
+    x = np.random.default_rng(5).standard_normal((1, 3, 32, 32)).astype(np.float32)
+    found = []
+    for _ in range(2):
+        with open_runtime(engine, exported.with_suffix(suffix), threads=threads) as runtime:
+            found += [runtime.run({"pixel_values": x})["logits"].copy() for _ in range(2)]
+    assert len({a.tobytes() for a in found}) == 1
+    assert np.ptp(found[0]) > 0
 
 
 class _Deaf(torch.nn.Module):
