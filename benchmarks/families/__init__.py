@@ -10,7 +10,7 @@ import importlib
 
 from benchmarks.families.base import Library
 
-LIBRARIES = ("timm", "transformers", "torchvision")
+LIBRARIES = ("timm", "transformers", "torchvision", "open_clip")
 
 
 def open_library(name: str) -> Library:

@@ -370,42 +370,7 @@ def test_position_rule_can_be_overridden(export: Any, weights_of: Any) -> None:
         export(BEIT, (96, 144), antialias=False, force=True)
 
 
-# The referee: each test breaks one thing on purpose and expects a failed verdict.
-
-
-def test_positions_left_unresampled_are_noticed(
-    export: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vitpe_deploy.sources.timm_model import TimmModel
-
-    right = TimmModel.explicit
-
-    def cropped(self: TimmModel, size: Resolution | None) -> Any:
-        module = right(self, size)
-        table = self.fresh().pos_embed.repeat(1, 2, 1)
-        module.pos_embed = torch.nn.Parameter(
-            table[:, : module.pos_embed.shape[1]], requires_grad=False
-        )
-        return module
-
-    monkeypatch.setattr(TimmModel, "explicit", cropped)
-    assert export(VIT, (96, 160)).verdict == "failed"
-
-
-def test_swapped_height_and_width_are_noticed(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitpe_deploy.sources.timm_model import TimmModel
-
-    right = TimmModel.explicit
-
-    def turned(self: TimmModel, size: Resolution | None) -> Any:
-        assert size is not None
-        module = right(self, size)
-        other = right(self, Resolution(size.width, size.height))
-        module.pos_embed = other.pos_embed
-        return module
-
-    monkeypatch.setattr(TimmModel, "explicit", turned)
-    assert export(VIT, (96, 160)).verdict == "failed"
+# The referee: more of this in test_library_referees.py.
 
 
 def test_file_of_another_size_is_noticed(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:

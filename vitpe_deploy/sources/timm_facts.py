@@ -150,19 +150,23 @@ def block_paths(module: nn.Module) -> tuple[str, ...]:
 
 
 _KINDS = (
-    ("learned-1d", r"(^|\.)pos_embed$"),
+    ("sincos-2d", r"(^|\.)pos_embe?d\.token_projection\."),
     ("rope-mixed", r"(^|\.)rope\.freqs$"),
     ("rope-2d", r"(^|\.)rope(\.|$)"),
-    ("log-cpb", r"(cpb_mlp|rel_pos\.mlp)\."),
+    ("log-cpb", r"(cpb_mlp|rel_pos\.mlp|meta_mlp)\."),
     ("decomposed", r"\.rel_pos_[hw]$"),
-    ("conditional", r"(^|\.)(pos_block|cpe\d*|pos_conv|local_conv|dwconv)\."),
+    ("conditional", r"(^|\.)(pos_block|cpe\d*|pos_conv|pos_emb|local_conv|dwconv)\."),
 )
+_ADDED_TABLE = re.compile(r"(^|\.)(pos_embed(_?\d)?|patch_pos|pixel_pos)$")
+"""A parameter; modules of the same name compute what they add."""
 
 
 def encoding_of(module: nn.Module) -> str:
     """Kinds of positions, joined by ``+``, by the names that timm gives them."""
-    names = [n for n, _ in module.named_parameters()] + [n for n, _ in module.named_modules()]
-    kinds = [kind for kind, pattern in _KINDS if any(re.search(pattern, n) for n in names)]
+    parameters = [n for n, _ in module.named_parameters()]
+    names = parameters + [n for n, _ in module.named_modules()]
+    kinds = ["learned-1d"] if any(map(_ADDED_TABLE.search, parameters)) else []
+    kinds += [kind for kind, pattern in _KINDS if any(re.search(pattern, n) for n in names)]
     if "rope-mixed" in kinds:
         kinds.remove("rope-2d")
     tables = [n for n in names if re.search(r"(bias_table|attention_biases)$", n)]

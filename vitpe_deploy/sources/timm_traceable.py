@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitpe_deploy.sources.pooling import pooled_to_a_grid, pools_to_a_grid
 from vitpe_deploy.sources.timm_windows import (
     rewrite_padded_convolution,
     rewrite_padding_block,
@@ -30,6 +31,7 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
     * Windows of Swin are cut, masked and joined in closed form.
     * Rotary coordinates that timm divides by ``float(size)`` divide by a tensor: Python's float
       would freeze them at the size of the trace (DINOv3: right there, wrong everywhere else).
+    * A pooling to a number of cells a side is two matrix products.
     * Decomposed relative positions (SAM) compare sizes in Python to decide whether a table fits;
       with a symbolic map the table is always resampled, which at its own size changes nothing.
 
@@ -40,6 +42,8 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
     for child in module.modules():
         if rewrite_window_block(child):
             continue
+        if symbolic and pools_to_a_grid(child):
+            child.forward = MethodType(pooled_to_a_grid, child)  # type: ignore[assignment]
         if symbolic and (rewrite_padding_block(child) or rewrite_padded_convolution(child)):
             continue
         if getattr(child, "fused_attn", None) is False:

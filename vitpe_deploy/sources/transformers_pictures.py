@@ -91,9 +91,7 @@ class Pictures(Kind):
                 f"{given.spec} does not run on pictures of {native}: {seen.outcome.reason}",
                 hint="Only networks that take pixel values [B, C, H, W] can be exported.",
             )
-        no_dynamic = (
-            _why_not_dynamic(seen.rule) or given.family.no_dynamic or _pools_to_a_grid(probe)
-        )
+        no_dynamic = _why_not_dynamic(seen.rule) or given.family.no_dynamic
         head = "logits" in seen.outputs and seen.outcome.outputs["logits"].dim() == 2
         return ModelFacts(
             name=given.name,
@@ -149,14 +147,6 @@ def native_size(config: Any) -> Resolution:
 
 def _why_not_dynamic(rule: SizeRule) -> str:
     return rule.fixed_reason if rule.fixed is not None else rule.square
-
-
-def _pools_to_a_grid(probe: nn.Module) -> str:
-    """Adaptive pooling to more than one cell: torch cannot trace it with symbolic sizes."""
-    for path, child in probe.named_modules():
-        if type(child).__name__ == "AdaptiveAvgPool2d" and child.output_size not in (1, (1, 1)):
-            return f"{path} pools a map to {child.output_size} cells a side, whatever its size"
-    return ""
 
 
 KIND = Pictures()

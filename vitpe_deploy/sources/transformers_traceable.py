@@ -6,8 +6,10 @@ parity.
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
+from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitpe_deploy.sources.pooling import pooled_to_a_grid, pools_to_a_grid
 from vitpe_deploy.sources.timm_windows import from_windows, to_windows, windows_along
 from vitpe_deploy.sources.transformers_windows import rewrite_windows
 
@@ -27,7 +30,10 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
     * Rotary coordinates of DINOv3 are computed without such a cache.
     * Windows of Swin and ViTDet are padded, cut, masked and joined in closed form.
     * MAE's shuffle by ascending numbers is left out: it moves nothing.
-    * MobileViT resizes its map to whole patches without asking whether it has to.
+    * MobileViT resizes its map to whole patches without asking whether it has to; the patches of
+      its second version are joined without torch's fold.
+    * A pooling to a number of cells a side is two matrix products.
+    * Heads that compute a size with ``int`` keep it a symbol.
 
     Args:
         module: a copy in eval mode.
@@ -54,7 +60,15 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
             if isinstance(getattr(child, "window_size", None), int) and child.window_size:
                 child.forward = MethodType(_vitdet_layer, child)
         elif hasattr(child, "unfolding") and hasattr(child, "patch_width"):
-            child.unfolding = MethodType(_unfolding, child)  # type: ignore[assignment]
+            if hasattr(child, "fusion"):
+                child.unfolding = MethodType(_unfolding, child)  # type: ignore[assignment]
+            else:
+                child.unfolding = MethodType(_cut_patches, child)  # type: ignore[assignment]
+                child.folding = MethodType(_join_patches, child)  # type: ignore[assignment]
+        elif pools_to_a_grid(child):
+            child.forward = MethodType(pooled_to_a_grid, child)  # type: ignore[assignment]
+        elif "patch_height" in inspect.signature(child.forward).parameters:
+            _read_again(child, "forward", {"int": _int_or_symbol})
         keep_sizes_symbolic(child)
     return module
 
@@ -66,15 +80,20 @@ def keep_sizes_symbolic(module: nn.Module) -> None:
     families that freezes the grid of the trace. The method's own code runs here, on this object
     alone, with a ``torch_int`` that leaves symbols as they are.
     """
-    method = getattr(type(module), "interpolate_pos_encoding", None)
-    if not isinstance(method, types.FunctionType) or "torch_int" not in method.__globals__:
+    _read_again(module, "interpolate_pos_encoding", {"torch_int": _int_or_symbol})
+
+
+def _read_again(module: nn.Module, name: str, names: Mapping[str, Any]) -> None:
+    """Run a method's own code, on this object alone, with other meanings of global names."""
+    method = getattr(type(module), name, None)
+    if not isinstance(method, types.FunctionType) or not set(names) & set(method.__code__.co_names):
         return
-    names = {**method.__globals__, "torch_int": _int_or_symbol}
+    known = {**method.__globals__, **names}
     own = types.FunctionType(
-        method.__code__, names, method.__name__, method.__defaults__, method.__closure__
+        method.__code__, known, method.__name__, method.__defaults__, method.__closure__
     )
     own.__kwdefaults__ = method.__kwdefaults__
-    module.interpolate_pos_encoding = types.MethodType(own, module)  # type: ignore[assignment]
+    setattr(module, name, types.MethodType(own, module))
 
 
 def _int_or_symbol(value: Any) -> Any:
@@ -185,6 +204,26 @@ def _distances(table: Tensor, n: int) -> Tensor:
         table = F.interpolate(table.t().unsqueeze(0), size=2 * n - 1, mode="linear")[0].t()
     places = torch.arange(n)
     return table[places[:, None] - places[None, :] + (n - 1)]
+
+
+def _cut_patches(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """MobileViTV2's patches of a map [B, C, h, w]: [B, C, area, patches]; the rest is left out."""
+    p, q = layer.patch_height, layer.patch_width
+    batch, channels, h, w = x.shape
+    rows, columns = h // p, w // q
+    x = x[:, :, : rows * p, : columns * q].reshape(batch, channels, rows, p, columns, q)
+    return x.permute(0, 1, 3, 5, 2, 4).reshape(batch, channels, p * q, rows * columns), (h, w)
+
+
+def _join_patches(layer: Any, patches: Tensor, output_size: tuple[int, int]) -> Tensor:
+    """The way back; zeros where no patch was."""
+    p, q = layer.patch_height, layer.patch_width
+    h, w = output_size
+    rows, columns = h // p, w // q
+    batch, channels = patches.shape[:2]
+    x = patches.reshape(batch, channels, p, q, rows, columns).permute(0, 1, 4, 2, 5, 3)
+    x = x.reshape(batch, channels, rows * p, columns * q)
+    return F.pad(x, (0, w - columns * q, 0, h - rows * p))
 
 
 def _unfolding(layer: Any, features: Tensor) -> tuple[Tensor, dict[str, Any]]:
