@@ -1,8 +1,8 @@
 """What the skeleton of a graph shows: attentions, what OpenVINO gets wrong, positions.
 
-The picture is followed from the input through the nodes; ``Shape`` and ``Size`` break the trail,
-they read no values. A constant that meets what was followed, with room for one row per token, is
-a set of positions, wherever the nodes between them bring it from.
+The picture is followed from the input through the nodes (picture_trail.py). A constant that meets
+what was followed, with room for one row per token, is a set of positions, wherever the nodes
+between them bring it from.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from vitpe_deploy.inspection.onnx_skeleton import Skeleton, SkeletonNode, Weight
+from vitpe_deploy.inspection.picture_trail import READS_FORM_ONLY, Met, follow, meetings
 from vitpe_deploy.inspection.report import Evidence
 
-_READS_FORM_ONLY = frozenset({"Shape", "Size"})
 FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "QAttention"})
-_BIAS_INPUT = {"MultiHeadAttention": (5,), "Attention": (3,)}
 _FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
@@ -95,10 +94,9 @@ def _never_shrinks(node: SkeletonNode, weights: Mapping[str, Weight]) -> bool:
 def positions(skeleton: Skeleton) -> tuple[Evidence, ...]:
     """Constants that meet the tokens, in the order of the graph, equal ones counted together."""
     made_by = {name: node for node in skeleton.nodes for name in node.outputs}
-    followed = _follow(skeleton)
     counts: Counter[tuple[str, tuple[int, ...], str]] = Counter()
     first: dict[tuple[str, tuple[int, ...], str], str] = {}
-    for how, operand in _meetings(skeleton, followed):
+    for how, operand in _meetings(skeleton):
         for weight, resized in _origins(operand, made_by, skeleton.weights):
             if sum(n > 1 for n in weight.dims) < 2 or weight.dtype not in _FLOATS:
                 continue
@@ -114,35 +112,21 @@ def positions(skeleton: Skeleton) -> tuple[Evidence, ...]:
     )
 
 
-def _follow(skeleton: Skeleton) -> set[str]:
-    """Values that depend on the values of an input."""
-    marked = {v.name for v in skeleton.inputs if v.name not in skeleton.weights}
-    for node in skeleton.nodes:
-        if node.op_type not in _READS_FORM_ONLY and any(i in marked for i in node.inputs):
-            marked.update(node.outputs)
-    return marked
-
-
-def _meetings(skeleton: Skeleton, followed: set[str]) -> Iterator[tuple[str, str]]:
-    """What meets the picture: how, and the name of the value."""
+def _meetings(skeleton: Skeleton) -> Iterator[tuple[str, str]]:
+    """What meets the picture: how, in words, and the name of the value."""
     logits = _logits(skeleton)
-    for node in skeleton.nodes:
-        if not any(i in followed for i in node.inputs):
-            continue
-        if node.op_type in _BIAS_INPUT:
-            places = _BIAS_INPUT[node.op_type]
-            operands, how = [node.inputs[p] for p in places if p < len(node.inputs)], "attend"
-        elif node.op_type in ("Add", "Sum"):
-            on_logits = any(o in logits for o in node.outputs)
-            operands = list(node.inputs)
-            how = "attend: added to logits" if on_logits else "added to tokens"
-        elif node.op_type in ("Mul", "RotaryEmbedding"):
-            operands, how = list(node.inputs), "rotates: multiplied with queries and keys"
-        else:
-            continue
-        for name in operands:
-            if name and name not in followed:
-                yield ("attend: bias of attention" if how == "attend" else how), name
+    inputs = {v.name for v in skeleton.inputs if v.name not in skeleton.weights}
+    for met in meetings(skeleton.nodes, follow(skeleton.nodes, inputs)):
+        yield _in_words(met, logits), met.value
+
+
+def _in_words(met: Met, logits: set[str]) -> str:
+    if met.how == "attend":
+        return "attend: bias of attention"
+    if met.how == "multiply":
+        return "rotates: multiplied with queries and keys"
+    on_logits = any(o in logits for o in met.step.outputs)
+    return "attend: added to logits" if on_logits else "added to tokens"
 
 
 def _logits(skeleton: Skeleton) -> set[str]:
@@ -173,7 +157,7 @@ def _origins(
             yield weight, resized
             continue
         node = made_by.get(current)
-        if node is None or node.op_type in _READS_FORM_ONLY:
+        if node is None or node.op_type in READS_FORM_ONLY:
             continue
         now = resized or node.op_type in ("Resize", "MatMul", "Einsum")
         for before in node.inputs:

@@ -1,9 +1,9 @@
 """Positions inside an ONNX file, ours or anybody's.
 
-The same question as in :mod:`vitpe_deploy.plot.meetings` is put to the graph: follow the input
-through the nodes (Shape and Size break the trail, they read no values) and note each operand of
-another origin. An initializer of a static file and the matrix products of a dynamic one are found
-alike; the part of the graph that makes them is cut out and run for the size in question.
+The same question as in :mod:`vitpe_deploy.plot.meetings` is put to the graph: what does the picture
+meet on its way (:mod:`vitpe_deploy.inspection.picture_trail`)? An initializer of a static file and
+the matrix products of a dynamic one are found alike; the part of the graph that makes them is cut
+out and run for the size in question.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from vitpe_deploy.errors import ArtifactError, SizeError, UnsupportedError, UsageError
+from vitpe_deploy.inspection.picture_trail import Met, follow, meetings
 from vitpe_deploy.manifest import PREFIX
 from vitpe_deploy.plot.meetings import Meeting, may_be_position, positions_among
 from vitpe_deploy.plot.similarity import Array, Grid
@@ -25,20 +26,19 @@ from vitpe_deploy.plot.values import AS_IN_FILE, NATIVE, RECOMPUTED, PositionSet
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.runtimes.onnx_file import check_onnx_file
 
-_READS_FORM_ONLY = frozenset({"Shape", "Size"})
 _CHANNELS = (1, 3, 4)
-
-_BIAS_INPUT = {"MultiHeadAttention": 5, "Attention": 3}
-"""Which input of a fused attention node is added to its logits."""
 
 _OTHER_LENGTH = 16
 """Words that a text tower of symbolic length is read at when it does not say its longest."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Operand:
-    how: str
-    value: str
+class _Node:
+    """One node, as the trail reads it."""
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 class OnnxReader:
@@ -70,7 +70,8 @@ class OnnxReader:
         if not inputs:
             raise ArtifactError(f"{path} has no input", hint="Give the file of a whole model.")
         self._input = inputs[0]
-        self._following = self._follow({i.name for i in inputs})
+        self._nodes = [_Node(n.op_type, tuple(n.input), tuple(n.output)) for n in self._graph.node]
+        self._following = follow(self._nodes, {i.name for i in inputs})
 
     def sets(self, resolutions: Sequence[Resolution]) -> tuple[PositionSet, ...]:
         """At the native size of a dynamic file that names one, then at each size given.
@@ -151,38 +152,16 @@ class OnnxReader:
     def _found(self, shape: Sequence[int], grid: Grid, frames: int) -> PositionSet:
         operands = [o for o in self._operands() if self._may_be_position(o.value)]
         values = self._computed({o.value for o in operands}, shape)
-        meetings = [
-            Meeting(o.how, values[o.value])  # type: ignore[arg-type]
+        found = [
+            Meeting(o.how, values[o.value])
             for o in operands
             if may_be_position(values[o.value].shape)
         ]
-        return positions_among(meetings, grid, frames)
+        return positions_among(found, grid, frames)
 
-    def _follow(self, start: set[str]) -> set[str]:
-        """Names of all values that depend on the values of the input."""
-        marked = set(start)
-        for node in self._graph.node:
-            if node.op_type not in _READS_FORM_ONLY and any(i in marked for i in node.input):
-                marked.update(node.output)
-        return marked
-
-    def _operands(self) -> Iterator[_Operand]:
+    def _operands(self) -> Iterator[Met]:
         """What meets the picture, in the order of the graph."""
-        for node in self._graph.node:
-            inputs = list(node.input)
-            bias = _BIAS_INPUT.get(node.op_type)
-            if bias is not None:
-                candidates, how = inputs[bias : bias + 1], "attend"
-            elif node.op_type in ("Add", "Sum"):
-                candidates, how = inputs, "add"
-            elif node.op_type == "Mul":
-                candidates, how = inputs, "multiply"
-            elif node.op_type == "RotaryEmbedding":
-                candidates, how = inputs[1:], "multiply"
-            else:
-                continue
-            if any(i in self._following for i in inputs):
-                yield from (_Operand(how, i) for i in candidates if i and i not in self._following)
+        return meetings(self._nodes, self._following)
 
     def _may_be_position(self, name: str) -> bool:
         """Leaves out what is known to be a weight without computing it."""

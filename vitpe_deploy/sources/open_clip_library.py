@@ -71,17 +71,18 @@ class Library:
             UsageError: no such name or option, with the closest.
             SourceError: a config file that cannot be read.
         """
-        bare = name.removeprefix(_FOLDER)
-        path = Path(bare).expanduser()
+        path = Path(name.removeprefix(_FOLDER)).expanduser()
+        own = name.replace("/", "-")
         if name.startswith(_HUB):
             raise UnsupportedError(
                 f"MODEL 'open_clip:{name}' would be downloaded",
                 hint="Download the repository, and give its folder: open_clip:DIR.",
             )
-        if path.suffix == ".json" or path.is_dir():
+        is_file = path.suffix == ".json" or path.is_dir()
+        if is_file and own not in open_clip.list_models():
             found = _from_files(path)
         else:
-            found = _built_in(name.replace("/", "-"))
+            found = _built_in(own)
         return cls(found.name, _with_options(found.config, options), found.pixels, found.weights)
 
     @property
