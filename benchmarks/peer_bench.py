@@ -30,10 +30,12 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.effort = "quick" if options.quick else "full"
-        rounds = 20 if options.quick else 30
         self._remade: set[tuple[str, str]] = set()
+        rounds = options.rounds or (20 if options.quick else 30)
         self.schedule = Schedule(
-            rounds=rounds, min_time_s=2.0 if options.quick else 6.0, max_rounds=2 * rounds
+            rounds=rounds,
+            min_time_s=rounds * (0.1 if options.quick else 0.2),
+            max_rounds=2 * rounds,
         )
 
     def say(self, text: str) -> None:

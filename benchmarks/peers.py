@@ -176,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="append a line of JSON per model here")
     parser.add_argument("--report", type=Path, help="print what such a file holds, time nothing")
     parser.add_argument("--threads", type=int, default=available_cpus())
+    parser.add_argument("--rounds", type=int, help="30, or 20 with --quick; twice while unsure")
     parser.add_argument("--json", action="store_true", help="one document on stdout")
     options = parser.parse_args(argv)
     bench = Bench(options)

@@ -8,7 +8,8 @@ the last block projects N keys and N values for it. Both projections commute wit
 * ``sum_j p_j (W_v x_j + b_v)`` is ``W_v (sum_j p_j x_j) + b_v``, because weights sum to one: the
   value weights are applied to one weighted sum of tokens per head.
 
-So [N, D] times two weights [D, D] becomes the tokens times M rows of queries, twice. Left alone:
+So [N, D] times two weights [D, D] becomes the tokens times M rows of queries, twice: attention of
+one head with M times as many queries, over tokens that are not projected. Left alone:
 rotated or normalised keys (no linear layer makes them), keys or values that others read, and as
 many queries as make it dearer.
 """
@@ -137,9 +138,7 @@ class _Writer:
             split = self._turn(self._reshape(query, 0, 0, heads, head_dim), 0, 2, 1, 3)
         through = self._make("MatMul", split, self._weight("keys", key_weight))  # [B, M, T, D_x]
         rows = self._reshape(through, 0, heads * queries, inner)
-        logits = self._make("MatMul", rows, self._turn(x, 0, 2, 1))  # [B, M T, N]
-        weights = self._softmax(logits)
-        sums = self._make("MatMul", weights, x)  # [B, M T, D_x]
+        sums = self._fused([rows, x, x, *self._bias()])  # [B, M T, D_x]
         apart = self._reshape(sums, 0, heads, queries, inner)
         out = self._make("MatMul", apart, self._weight("values", value_weight))  # [B, M, T, d]
         if queries > 1:
@@ -152,14 +151,29 @@ class _Writer:
         replace_value(old, joined)
         self._graph.remove(node, safe=True)
 
-    def _softmax(self, logits: ir.Value) -> ir.Value:
-        """[B, M T, N], with the bias [1|B, 1|M, T, N] added where there is one."""
+    def _bias(self) -> list[ir.Value | None]:
+        """The bias [1|B, 1|M, T, N] as [1|B, 1, M T, N], where there is one."""
         bias = self._node.inputs[_BIAS] if len(self._node.inputs) > _BIAS else None
-        rows = self._found.heads * self._found.queries
-        if bias is not None:
-            apart = self._reshape(logits, 0, self._found.heads, self._found.queries, -1)
-            logits = self._reshape(self._make("Add", apart, bias), 0, rows, -1)
-        return self._make("Softmax", logits, axis=-1)
+        if bias is None:
+            return []
+        heads, queries = self._found.heads, self._found.queries
+        every = np.array([1, heads, queries, 1], dtype=np.int64)
+        shape = new_initializer(self._graph, "bias_of_heads", every)
+        of_heads = self._make("Expand", bias, shape)
+        return [None, None, self._reshape(of_heads, 0, 1, heads * queries, -1)]
+
+    def _fused(self, inputs: list[ir.Value | None]) -> ir.Value:
+        """All heads as queries of one head: the tokens are keys and values as they are."""
+        node = ir.node(
+            "MultiHeadAttention",
+            inputs,
+            {"num_heads": 1, "scale": 1.0},
+            domain=self._node.domain,
+            name=f"{self._node.name or 'attention'}_few_queries",
+        )
+        insert_before(self._node, [node])
+        node.outputs[0].type = self._node.outputs[0].type
+        return node.outputs[0]
 
     def _weight(self, role: str, array: np.ndarray) -> ir.Value:
         name = f"{self._found.keys.weight_value.name}.{role}"
