@@ -111,7 +111,7 @@ def test_npu_refuses_dynamic_files_before_compiling(
         open_runtime("openvino", make_model(), device=device),
     ):
         pass
-    assert "--res 224 --res 384" in got.value.hint
+    assert "--buckets 224,384" in got.value.hint
     assert got.value.exit_code == 2
 
 
