@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.families import LIBRARIES, open_library
-from benchmarks.families.base import MODES, Cell, run_cell
+from benchmarks.families.base import MODES, Bench, Cell
 from benchmarks.families.children import run_cells
 from benchmarks.families.verdicts import read_refusals, report, shown, summary
 
@@ -92,11 +92,12 @@ def _finished(path: Path | None) -> dict[tuple[str, str, str], Cell]:
 
 def _child(threads: int) -> int:
     """Cells named on stdin, answered on stdout one line each; what libraries print goes away."""
-    for line in sys.stdin:
-        library, name, mode = json.loads(line)
-        with contextlib.redirect_stdout(sys.stderr):
-            cell = run_cell(open_library(library), name, mode, threads=threads)
-        print(json.dumps(asdict(cell)), flush=True)
+    with Bench(threads=threads) as bench:
+        for line in sys.stdin:
+            library, name, mode = json.loads(line)
+            with contextlib.redirect_stdout(sys.stderr):
+                cell = bench.cell(open_library(library), name, mode)
+            print(json.dumps(asdict(cell)), flush=True)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 import traceback
@@ -89,22 +90,40 @@ class Cell:
         return max(self.max_rel.get(engine, {}).values(), default=None)
 
 
-def run_cell(library: Library, name: str, mode: str, *, threads: int = 1) -> Cell:
-    """Export one network and compare the file with its library, in this process.
+class Bench:
+    """Runs cells one after the other; the network of the last one stays on disk for the next.
 
-    Where only squares are taken, the refusal of another shape is the cell's answer, and the square
-    is compared all the same.
+    Use it in a ``with`` statement.
     """
-    import torch
 
-    from vitpe_deploy.errors import UsageError, VitpeError
+    def __init__(self, *, threads: int = 1) -> None:
+        self._threads = threads
+        self._stack = contextlib.ExitStack()
+        self._kept: tuple[tuple[str, str], Path, Saved, Any] | None = None
 
-    torch.set_num_threads(threads)
-    cell = Cell(library.name, name, mode)
-    with tempfile.TemporaryDirectory() as folder:
+    def __enter__(self) -> Bench:
+        """Nothing is made yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the folder."""
+        self._stack.close()
+
+    def cell(self, library: Library, name: str, mode: str) -> Cell:
+        """Export one network and compare the file with its library, in this process.
+
+        Where only squares are taken, the refusal of another shape is the cell's answer, and the
+        square is compared all the same.
+        """
+        import torch
+
+        from vitpe_deploy.errors import UsageError, VitpeError
+
+        torch.set_num_threads(self._threads)
+        cell = Cell(library.name, name, mode)
         try:
-            saved = library.save(name, Path(folder))
-            _fill(cell, library, saved, Path(folder) / "out", threads)
+            folder, saved, facts = self._network(library, name)
+            _fill(cell, library, saved, facts, folder / mode, self._threads)
         except UsageError as refused:
             cell.refusal = refused.message
         except VitpeError as problem:
@@ -113,18 +132,42 @@ def run_cell(library: Library, name: str, mode: str, *, threads: int = 1) -> Cel
             where = traceback.extract_tb(problem.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             cell.problem = f"{type(problem).__name__} at {place}: {str(problem)[:300]}"
-    return cell
+        return cell
+
+    def _network(self, library: Library, name: str) -> tuple[Path, Saved, Any]:
+        """A folder, what is saved in it, and what this package says of it."""
+        from vitpe_deploy.request import ModelRequest
+        from vitpe_deploy.sources import open_source
+
+        if self._kept is None or self._kept[0] != (library.name, name):
+            self._stack.close()
+            self._kept = None
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            saved = library.save(name, folder)
+            options = saved.options
+            request = ModelRequest(
+                saved.model,
+                kwargs=options.get("model_kwargs", {}),
+                weights=options.get("weights"),
+                tower=options.get("tower"),
+            )
+            self._kept = (library.name, name), folder, saved, open_source(request).facts()
+        return self._kept[1:]
 
 
-def _fill(cell: Cell, library: Library, saved: Saved, folder: Path, threads: int) -> None:
+def run_cell(library: Library, name: str, mode: str, *, threads: int = 1) -> Cell:
+    """One cell by itself."""
+    with Bench(threads=threads) as bench:
+        return bench.cell(library, name, mode)
+
+
+def _fill(
+    cell: Cell, library: Library, saved: Saved, facts: Any, folder: Path, threads: int
+) -> None:
     from vitpe_deploy.errors import SizeError
-    from vitpe_deploy.request import ModelRequest, Resolution
-    from vitpe_deploy.sources import open_source
+    from vitpe_deploy.request import Resolution
 
     options = dict(saved.options)
-    named = {"kwargs": options.get("model_kwargs", {}), "weights": options.get("weights"),
-             "tower": options.get("tower")}  # fmt: skip
-    facts = open_source(ModelRequest(saved.model, **named)).facts()
     native = facts.native or Resolution(224, 224)
     rule = facts.sizes(symbolic=cell.mode == "dynamic")
     _, below, other = rule.nearby(native)
@@ -203,8 +246,9 @@ def compare(
             if wanted is None:
                 raise LookupError(f"the library has no output {name}: {', '.join(right)}")
             wanted = np.asarray(wanted)
-            if value.shape != wanted.shape or not np.isfinite(value - wanted).all():
-                worst = float("inf")
+            same_shape = value.shape == wanted.shape
+            if not same_shape or not np.isfinite(value - wanted).all() or not wanted.any():
+                worst = float("inf")  # a reference of zeros proves nothing
             else:
                 worst = max(worst, float(np.abs(value - wanted).max() / np.abs(wanted).max()))
         found[engine] = worst

@@ -20,14 +20,12 @@ class Small:
         values: arguments of its config class.
         tower: of a class with two.
         part: the submodule that reads pictures, of a class that reads more.
-        clip: whether it reads clips.
     """
 
     cls: str
     values: Mapping[str, Any] = field(default_factory=dict)
     tower: str = ""
     part: str = ""
-    clip: bool = False
 
 
 _PLAIN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -183,6 +181,9 @@ SMALL: Mapping[str, Small] = {
     "siglip-text": Small("SiglipModel", _two_towers(projection=False), tower="text"),
     "owlvit-vision": Small("OwlViTVisionModel", _PLAIN),
     "aimv2": Small("Aimv2VisionModel", _PLAIN),
+    "videomae": Small("VideoMAEModel", {**_PLAIN, "num_frames": 4, "tubelet_size": 2}),
+    "timesformer": Small("TimesformerModel", {**_PLAIN, "num_frames": 4}),
+    "vivit": Small("VivitModel", {**_PLAIN, "num_frames": 4, "tubelet_size": [2, 16, 16]}),
 }  # fmt: skip
 
 _DINOV2 = {"model_type": "dinov2", **_PLAIN, "num_hidden_layers": 4, "image_size": 84,

@@ -65,8 +65,6 @@ class Transformers(Library):
         if more:
             count = (size[0] // 16) * (size[1] // 16)
             options["noise"] = torch.linspace(0, 1, count).expand(inputs.shape[0], -1)
-        if small.clip:  # [B, C, T, H, W] in our files, frames first in the library
-            inputs = inputs.transpose(1, 2)
         with torch.no_grad():
             if small.tower:
                 return _tower(module, small.tower, inputs, options)
