@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, Field
 
+from vitpe_deploy.deploy.buckets import LoadedBuckets
 from vitpe_deploy.deploy.loader import MAX_BATCH, LoadedArtifact, load
 from vitpe_deploy.deploy.predictions import Prediction, top
 from vitpe_deploy.errors import ArtifactError, UsageError
@@ -150,7 +151,7 @@ def listed(inputs: Sequence[Path]) -> list[Path]:
 
 
 def _outputs(
-    model: LoadedArtifact, paths: Sequence[Path], options: dict[str, Any]
+    model: LoadedArtifact | LoadedBuckets, paths: Sequence[Path], options: dict[str, Any]
 ) -> list[tuple[str, dict[str, npt.NDArray[Any]]]]:
     """One row per picture, and one per item of a prepared batch."""
     pictures = [p for p in paths if p.suffix != ".npy"]
