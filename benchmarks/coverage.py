@@ -8,7 +8,8 @@ One line per family of timm, transformers and torchvision; a cell is the largest
 difference to the library's own eager model in ONNX Runtime and in OpenVINO, and the seconds of the
 export, or the refusal. Networks are shallow (families/), nothing is downloaded, and weights are
 drawn so that positions matter. With ``--results`` each finished cell is a line of a file, and cells
-that are in it are not run again: the table can be made in pieces, also by two processes.
+that are in it are not run again, but for those that crashed: the table can be made in pieces, also
+by two processes.
 
 The exit code is 1 when a cell is wrong or crashes, or when a refusal is not in
 coverage_refusals.toml, which names the source line behind each.
@@ -82,12 +83,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _finished(path: Path | None) -> dict[tuple[str, str, str], Cell]:
-    """Cells of a file; of two lines for one cell the last counts."""
+    """Cells of a file, without those that crashed; of two lines for one cell the last counts."""
     if path is None or not path.is_file():
         return {}
     lines = path.read_text(encoding="utf-8").splitlines()
     cells: Iterable[Cell] = (Cell(**json.loads(line)) for line in lines if line.strip())
-    return {cell.key: cell for cell in cells}
+    known = {cell.key: cell for cell in cells}
+    return {key: cell for key, cell in known.items() if cell.problem is None}
 
 
 def _child(threads: int) -> int:

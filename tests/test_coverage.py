@@ -118,8 +118,7 @@ def test_an_entry_explains_its_own_message_alone() -> None:
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [({}, 0), ({"refusal": "no reason"}, 1), ({"problem": "exit 1"}, 1),
-     ({"max_rel": {e: {"8x8": 1.0} for e in ENGINES}}, 1)],
+    [({}, 0), ({"refusal": "no reason"}, 1), ({"max_rel": {e: {"8x8": 1.0} for e in ENGINES}}, 1)],
 )  # fmt: skip
 def test_exit_code(
     change: dict[str, Any], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -145,6 +144,27 @@ for line in sys.stdin:
         time.sleep(60)
     print(json.dumps({"library": library, "name": name, "mode": mode, "export_s": 1.0}), flush=True)
 """
+
+
+def test_a_cell_that_crashed_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cells.jsonl"
+    name = "vit_tiny_patch16_224"
+    crashed = {**asdict(RIGHT), "name": name, "problem": "exit 1"}
+    path.write_text(json.dumps(crashed) + "\n")
+    asked: list[tuple[str, str, str]] = []
+
+    def again(_command: object, keys: list[tuple[str, str, str]], limit_s: float) -> list[Cell]:
+        asked.extend(keys)
+        return [Cell(*key, problem="exit 2") for key in keys]
+
+    monkeypatch.setattr(coverage, "run_cells", again)
+    arguments = ["--library", "timm", "--only", name, "--modes", "static", "--results", str(path)]
+    assert coverage.main(arguments) == 1
+    assert asked == [("timm", name, "static")]
+    assert "CRASH exit 2" in capsys.readouterr().out
+    assert len(path.read_text().splitlines()) == 2
 
 
 def test_a_crash_costs_one_cell() -> None:

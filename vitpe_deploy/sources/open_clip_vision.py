@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -85,13 +85,15 @@ def _facts(library: Library, visual: VisionTransformer, spec: str) -> ModelFacts
             f"(open_clip.model.resize_pos_embed), and that of {spec} is {rows}x{columns}"
         )
     learned = library.vision.get("pos_embed_type", "learnable") == "learnable"
+    square = "" if learned else "open_clip makes its sine and cosine table for squares alone"
+    rule = SizeRule.for_patches(
+        patch, "floors", fixed=native if fixed else None, fixed_reason=fixed
+    )
     return ModelFacts(
         name=f"{library.name}-{VISION}",
         spec=spec,
         native=native,
-        size_rule=SizeRule.for_patches(
-            patch, "floors", fixed=native if fixed else None, fixed_reason=fixed
-        ),
+        size_rule=replace(rule, square=square),
         grid_divisor=patch,
         encoding="learned-1d" if learned else "sincos-2d",
         encoding_params={},
@@ -100,7 +102,7 @@ def _facts(library: Library, visual: VisionTransformer, spec: str) -> ModelFacts
         default_outputs=("embedding",),
         depth=len(visual.transformer.resblocks),
         preprocess=library.preprocess(),
-        no_dynamic=fixed,
+        no_dynamic=fixed or square,
     )
 
 
