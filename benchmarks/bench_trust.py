@@ -44,8 +44,8 @@ from vitpe_deploy.threads import available_cpus
 
 WITHIN = 0.03
 OVERHEAD = 0.01
-PEER_TURNS = 7
-PEER_RUNS = 150
+PEER_TURNS = 11
+PEER_RUNS = 60
 PEER_MODEL = "vit_tiny_patch16_224"
 SMALLEST = "digits-learned-1d"
 

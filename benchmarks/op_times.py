@@ -71,7 +71,7 @@ def profile_ort(file: Path, runs: int, threads: int) -> list[NodeTime]:
             str(file), options, providers=["CPUExecutionProvider"]
         )
         (port,) = session.get_inputs()
-        feeds = {port.name: _values(port.shape, "int" in port.type)}
+        feeds = {port.name: example(port.shape, "int" in port.type)}
         for _ in range(WARMUP + runs):
             session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_text())
@@ -90,17 +90,12 @@ def profile_ort(file: Path, runs: int, threads: int) -> list[NodeTime]:
 def profile_openvino(file: Path, runs: int, threads: int) -> list[NodeTime]:
     """Nodes of OpenVINO's execution graph, by its layer types."""
     engine = import_openvino()
-    settings: dict[str, Any] = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": threads,
-        "PERF_COUNT": True,
-    }
+    settings = openvino_settings(threads) | {"PERF_COUNT": True}
     compiled = engine.Core().compile_model(str(file), "CPU", settings)
     request = compiled.create_infer_request()
     port = compiled.inputs[0]
     shape = [d.get_length() if d.is_static else 1 for d in port.get_partial_shape()]
-    values = _values(shape, "i" in port.get_element_type().get_type_name()[:1])
+    values = example(shape, "i" in port.get_element_type().get_type_name()[:1])
     for _ in range(WARMUP):
         request.infer([values])
     samples: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -112,7 +107,16 @@ def profile_openvino(file: Path, runs: int, threads: int) -> list[NodeTime]:
     return [node for node in found if node.ms]
 
 
-def _values(shape: Sequence[int | str], integers: bool) -> np.ndarray:
+def openvino_settings(threads: int) -> dict[str, Any]:
+    """As vitpe-bench sets it: float32, one request at a time."""
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": threads,
+    }
+
+
+def example(shape: Sequence[int | str], integers: bool) -> np.ndarray:
     """Noise; symbolic dimensions become 1, token ids are small."""
     numbers = np.random.default_rng(0)
     fixed = [n if isinstance(n, int) else 1 for n in shape]

@@ -67,8 +67,9 @@ def _lines_of(child: subprocess.Popen[str]) -> queue.Queue[str | None]:
 
     def read() -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            lines.put(line)
+        with child.stdout:
+            for line in child.stdout:
+                lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()

@@ -31,7 +31,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "vit-attentional-pool": ("vision", {"attentional_pool": True, "attn_pooler_heads": 2}),
     "timm-trunk": (
         "vision",
-        {"timm_model_name": "vit_tiny_patch16_224", "timm_model_pretrained": False,
+        {"image_size": 224, "timm_model_name": "vit_tiny_patch16_224",
+         "timm_model_pretrained": False,
          "timm_pool": "token", "timm_proj": "linear"},
     ),
     "text": ("text", {}),
@@ -59,7 +60,7 @@ class OpenClip(Library):
             "vision_cfg": {**_VISION, **(values if tower == "vision" else {})},
             "text_cfg": {**_TEXT, **(values if tower == "text" else {})},
         }
-        config = {"model_cfg": model, "preprocess_cfg": {"size": _VISION["image_size"]}}
+        config = {"model_cfg": model, "preprocess_cfg": {"size": model["vision_cfg"]["image_size"]}}
         (path / "open_clip_config.json").write_text(json.dumps(config))
         module = _create(path, load_weights=False)
         state = {n: t.contiguous() for n, t in redraw(module).items()}
