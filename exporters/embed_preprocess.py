@@ -100,7 +100,7 @@ def _as_float(graph: ir.Graph, pixels: ir.Value, layout: PixelInput) -> ir.Value
     if layout.order == "nhwc":
         transpose = ir.node("Transpose", [value], attributes={"perm": [0, 3, 1, 2]})
         value = _appended(graph, transpose, f"{layout.name}_nchw", ir.DataType.UINT8)
-    cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT})
+    cast = ir.node("Cast", [value], attributes={"to": int(ir.DataType.FLOAT)})
     return _appended(graph, cast, f"{layout.name}_float", ir.DataType.FLOAT)
 
 
