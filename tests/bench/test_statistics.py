@@ -38,6 +38,19 @@ def test_verdicts(centre: float, low: float, high: float, expected: str) -> None
     assert s.verdict(centre, low, high) == expected
 
 
+def test_different_takes_more_than_one_chance_in_twenty() -> None:
+    """An interval of 95 % that misses 1 is not enough when that of 99 % holds it."""
+    assert s.verdict(1.03, 1.002, 1.06, (0.995, 1.07)) == "unsure"
+    assert s.verdict(1.03, 1.002, 1.06, (1.001, 1.07)) == "slower"
+    assert s.verdict(0.96, 0.94, 0.998, (0.93, 1.01)) == "unsure"
+    assert s.verdict(0.96, 0.94, 0.998, (0.93, 0.999)) == "faster"
+    draws = np.linspace(0.9985, 1.0985, 1001)  # 1.5 % of them below 1
+    found = s.judged(1.05, draws, 20)
+    assert (found.low, found.high) == pytest.approx((1.001, 1.096))
+    assert found.verdict == "unsure"
+    assert s.judged(1.05, draws + 0.002, 20).verdict == "slower"
+
+
 def test_ratio_is_paired_by_round() -> None:
     """A machine that slows down threefold during the run does not touch the ratio."""
     drift = np.linspace(1, 3, 12)

@@ -85,15 +85,14 @@ def _compare(row: ResultRow, old: ResultRow, limit: float) -> BaselineRow:
     ratios = np.median(draws.choice(now, (shape, len(now))), axis=1) / np.median(
         draws.choice(then, (shape, len(then))), axis=1
     )
-    low, high = (float(v) for v in np.percentile(ratios, [2.5, 97.5]))
-    centre = float(np.median(now) / np.median(then))
+    found = statistics.judged(float(np.median(now) / np.median(then)), ratios, len(now))
     return BaselineRow(
         id=row.id,
         baseline_ms=float(np.median(then)),
-        ratio_median=centre,
-        ci95=(low, high),
-        verdict=statistics.verdict(centre, low, high),
-        regressed=centre > 1 + limit and low > 1.0,
+        ratio_median=found.median,
+        ci95=(found.low, found.high),
+        verdict=found.verdict,
+        regressed=found.median > 1 + limit and found.low > 1.0,
     )
 
 

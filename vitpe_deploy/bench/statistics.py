@@ -20,6 +20,11 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
+SURE = 0.99
+"""Confidence at which a row is called faster or slower. The intervals that are shown are those of
+95 %; but rounds are added and looked at again while a comparison is unsure, and there are many
+comparisons, so that one in twenty would be called different by chance too often."""
+
 EQUAL_WITHIN = 0.02
 """An interval that lies this close to 1 on both sides is no difference."""
 
@@ -118,34 +123,52 @@ def ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, seed: i
 
 def ratio_of_pairs(ratios: Floats, *, seed: int = 0) -> Ratio:
     """The same from one ratio per round, ``[rounds]``."""
-    centre = float(np.median(ratios))
-    low, high = interval(ratios, seed=seed)
-    return Ratio(centre, low, high, verdict(centre, low, high), len(ratios))
+    return judged(float(np.median(ratios)), medians_of_draws(ratios, seed=seed), len(ratios))
 
 
-def interval(values: Floats, *, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median of ``values`` [n] (Efron 1979)."""
+def judged(centre: float, draws: Floats, rounds: int) -> Ratio:
+    """A ratio with its interval and verdict, from what it is in the draws of a bootstrap."""
+    low, high = percentiles(draws, CONFIDENCE)
+    return Ratio(centre, low, high, verdict(centre, low, high, percentiles(draws, SURE)), rounds)
+
+
+def medians_of_draws(values: Floats, *, seed: int = 0) -> Floats:
+    """Medians of bootstrap draws of ``values`` [n] (Efron 1979)."""
     draws = np.random.default_rng(seed).choice(values, (RESAMPLES, len(values)))
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(np.median(draws, axis=1), [tail, 100 - tail])
+    return np.asarray(np.median(draws, axis=1))
+
+
+def percentiles(draws: Floats, confidence: float) -> tuple[float, float]:
+    """The percentile interval of a bootstrap."""
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(draws, [tail, 100 - tail])
     return float(low), float(high)
 
 
-def verdict(centre: float, low: float, high: float) -> RatioVerdict:
+def interval(values: Floats, *, seed: int = 0) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median of ``values`` [n]."""
+    return percentiles(medians_of_draws(values, seed=seed), CONFIDENCE)
+
+
+def verdict(
+    centre: float, low: float, high: float, sure: tuple[float, float] | None = None
+) -> RatioVerdict:
     """What a ratio b/a and its interval say of b.
 
     1. interval inside 1 +- 2 %: no difference, also where it is a known 1 %;
     2. contains 1 and is narrower than 4 %: no difference;
-    3. all above 1 and the ratio at least 1.02: slower; all below 1 and at most 1/1.02: faster;
+    3. the wider interval ``sure`` all above 1 and the ratio at least 1.02: slower; all below 1 and
+       at most 1/1.02: faster. Without ``sure`` the interval itself counts;
     4. anything else is not decided: measure longer. That holds for a wide interval that just
        misses 1 as well, which one comparison of equals in twenty gives.
     """
     inside = low >= 1 - EQUAL_WITHIN and high <= 1 + EQUAL_WITHIN
     if inside or (low <= 1.0 <= high and high - low < EQUAL_WIDTH):
         return "no difference"
-    if low > 1.0 and centre >= 1 + EQUAL_WITHIN:
+    below, above = sure or (low, high)
+    if below > 1.0 and centre >= 1 + EQUAL_WITHIN:
         return "slower"
-    return "faster" if high < 1.0 and centre <= 1 / (1 + EQUAL_WITHIN) else "unsure"
+    return "faster" if above < 1.0 and centre <= 1 / (1 + EQUAL_WITHIN) else "unsure"
 
 
 def geometric_mean(values: Sequence[float]) -> float:
