@@ -8,10 +8,11 @@ import onnx
 import onnx_ir as ir
 
 from exporters.plan import PlannedGraph
+from exporters.respell.plain import spell_out
 from exporters.simplify import attach_weights, detach_weights
 from exporters.trace import TracedGraph
 from vitpe_deploy.errors import ExportFailedError
-from vitpe_deploy.request import Dynamic, ExportRequest, Resolution
+from vitpe_deploy.request import Dynamic, ExportRequest, Resolution, Target
 from vitpe_deploy.retarget.dynamic import with_symbols
 from vitpe_deploy.retarget.read import PictureGraph
 from vitpe_deploy.retarget.static import at_size, copied
@@ -26,7 +27,9 @@ def retarget(loaded: LoadedGraph, graph: PlannedGraph, request: ExportRequest) -
         ExportFailedError: onnx cannot convert the graph to the opset.
     """
     model = _sized(loaded, graph, request)
-    return TracedGraph(_at_opset(model, request.opset), ())
+    if loaded.graph.own and request.target is Target.PORTABLE:
+        spell_out(model)
+    return TracedGraph(at_opset(model, request.opset), ())
 
 
 def _sized(loaded: LoadedGraph, graph: PlannedGraph, request: ExportRequest) -> ir.Model:
@@ -49,7 +52,7 @@ def _as_graph(source: PictureGraph, model: ir.Model, size: Resolution) -> Pictur
     )
 
 
-def _at_opset(model: ir.Model, opset: int) -> ir.Model:
+def at_opset(model: ir.Model, opset: int) -> ir.Model:
     """The same graph at another version of the default operators."""
     if model.opset_imports.get("") == opset:
         return model

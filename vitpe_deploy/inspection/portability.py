@@ -32,6 +32,13 @@ _OPENVINO_CONTRIB = frozenset(
 )  # fmt: skip
 """In OpenVINO's own list of supported contrib operators; not run here."""
 
+_PLAIN_TYPES = frozenset({"float32", "int64", "int32", "bool"})
+_INTEGER = frozenset(
+    {"MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear",
+     "QLinearMatMul", "QLinearConv"}
+)  # fmt: skip
+"""Operators of the standard that importers for float networks often lack."""
+
 _ML_DOMAINS = ("ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
 TESTED_OPSETS = frozenset({14, *OPSETS})
 """Opsets of files that were run in both engines by the tests of this project."""
@@ -44,6 +51,7 @@ def onnx_consumers(
     wrong_in_openvino: Sequence[str],
     *,
     attention_lacks: bool,
+    types: Sequence[str] = (),
 ) -> tuple[Consumer, ...]:
     """What is known of each reader of an ONNX file.
 
@@ -54,6 +62,7 @@ def onnx_consumers(
         wrong_in_openvino: what OpenVINO computes wrongly.
         attention_lacks: whether nodes of opset 23's ``Attention`` are there, which importers of
             lower opsets do not have.
+        types: number formats of the weights.
     """
     foreign = [k for k in operators if "." in k and not k.startswith(_ML_DOMAINS)]
     contrib = [k.removeprefix(f"{CONTRIB}.") for k in foreign if k.startswith(f"{CONTRIB}.")]
@@ -62,7 +71,14 @@ def onnx_consumers(
     return (
         _ort(contrib, unknown, opset),
         _openvino(contrib, unknown, opset, wrong_in_openvino),
-        _standard(foreign, opset, symbolic, attention_lacks=attention_lacks),
+        _standard(
+            foreign,
+            opset,
+            symbolic,
+            attention_lacks=attention_lacks,
+            types=[t for t in types if t not in _PLAIN_TYPES],
+            integer=[k for k in operators if k in _INTEGER],
+        ),
     )
 
 
@@ -103,17 +119,27 @@ def _openvino(
 
 
 def _standard(
-    foreign: Sequence[str], opset: int, symbolic: Sequence[Dimension], *, attention_lacks: bool
+    foreign: Sequence[str],
+    opset: int,
+    symbolic: Sequence[Dimension],
+    *,
+    attention_lacks: bool,
+    types: Sequence[str],
+    integer: Sequence[str],
 ) -> Consumer:
     """TensorRT-style importers and others that have the operators of the ONNX standard alone."""
     reasons = [f"operator {k} is not of the standard" for k in foreign]
     if reasons:
-        hint = " (--target portable writes standard operators only)"
+        hint = " (vitpe-export FILE --target portable respells one of ours)"
         reasons[-1] += hint if any(k.startswith(CONTRIB) for k in foreign) else ""
         return Consumer(name=STANDARD, runs=False, reasons=tuple(reasons))
     reasons.append(f"standard operators only, opset {opset}; not tested")
     if attention_lacks:
         reasons.append("it must have Attention, which is new in opset 23")
+    if types:
+        reasons.append(f"it must take weights in {', '.join(types)}")
+    if integer:
+        reasons.append(f"it must have {', '.join(integer)}")
     if symbolic:
         axes = ", ".join(f"{d.input}[{d.axis}]" for d in symbolic)
         reasons.append(f"it must take symbolic dimensions: {axes}")
