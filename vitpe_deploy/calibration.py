@@ -1,11 +1,14 @@
-"""Data to calibrate int8 and fp16 files on, and to measure their agreement with fp32 on.
+"""Data to calibrate int8 and fp16 files on, and other data to measure their agreement on.
 
-A folder of pictures, an ``.npz`` of prepared inputs, or noise when that is asked for by name.
+A folder of pictures, an ``.npz`` of prepared inputs, or noise when that is asked for by name. A
+file is never judged by what it was calibrated on: the samples are split, the same way each time.
 """
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +28,24 @@ RANDOM = "random"
 """The word for noise and a structured picture in place of data."""
 
 MOST_SAMPLES = 256
-"""Samples beyond these are left out: ranges hardly move, and each takes an inference."""
+"""Samples beyond these are left out: agreement hardly moves, and each takes an inference."""
+
+MOST_CALIBRATING = 32
+"""Samples beyond these judge instead: ranges hardly move any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationData:
+    """Batches [batch, ...] that ranges are taken from, and others that the result is judged by.
+
+    The last batch of either part is filled up from the start of the same part.
+    """
+
+    calibrate: tuple[Array, ...]
+    judge: tuple[Array, ...]
+    calibrated_on: int
+    judged_on: int
+
 
 MOST_BYTES = 2 << 30
 """An ``.npz`` that unpacks to more is not read: a few compressed bytes can claim any size."""
@@ -61,32 +81,57 @@ def check_calibration(word: str, layout: InputLayout) -> None:
         )
 
 
-def calibration_batches(
+def calibration_data(
     word: str, layout: InputLayout, size: Resolution, batch: int, preprocess: Preprocess
-) -> tuple[Array, ...]:
-    """Batches [batch, ...] of one size; the last one is filled up from the start.
+) -> CalibrationData:
+    """The samples of one size: at most half of them calibrate, evenly spread, the rest judge.
 
     Raises:
-        UsageError: the ``.npz`` holds samples of another size.
+        UsageError: the ``.npz`` holds samples of another size, or there is one sample alone.
         ArtifactError: the data cannot be read.
     """
+    samples = _samples(word, layout, size, preprocess)[:MOST_SAMPLES]
+    if len(samples) < 2:
+        raise UsageError(
+            f"--calibration {word} holds one sample: what calibrates a file cannot judge it",
+            hint="Give at least two; a hundred or more make the agreement a share of inputs.",
+        )
+    chosen = calibrating(len(samples))
+    first = [x for place, x in enumerate(samples) if place in chosen]
+    rest = [x for place, x in enumerate(samples) if place not in chosen]
+    return CalibrationData(_batched(first, batch), _batched(rest, batch), len(first), len(rest))
+
+
+def calibrating(count: int) -> frozenset[int]:
+    """Places of the samples that calibrate, of so many: sorted folders give of every class."""
+    taken = min(MOST_CALIBRATING, count // 2)
+    return frozenset((2 * k + 1) * count // (2 * taken) for k in range(taken))
+
+
+def _samples(
+    word: str, layout: InputLayout, size: Resolution, preprocess: Preprocess
+) -> Sequence[Array]:
+    """Inputs [1, ...] in the order of the data."""
     if word == RANDOM:
-        return layout.arrays(size, batch, preprocess=preprocess, seeds=12)
+        return layout.arrays(size, 1, preprocess=preprocess, seeds=12)
     path = Path(word)
     if path.is_dir():
-        samples = layout.arrays(size, batch, preprocess=preprocess, images=path, seeds=0)[1:]
-        return samples[: max(1, MOST_SAMPLES // batch)]
-    data = _read_npz(path, layout)[:MOST_SAMPLES]
-    wanted = layout.shape(size, batch)[1:]
+        return layout.arrays(size, 1, preprocess=preprocess, images=path, seeds=0)[1:]
+    data = _read_npz(path, layout)
+    wanted = layout.shape(size, 1)[1:]
     if data.shape[1:] != wanted:
         raise UsageError(
             f"--calibration {path}: samples of {layout.name} have shape {list(data.shape[1:])}, "
             f"the file takes {list(wanted)}",
             hint="Prepare the samples at the size that is exported.",
         )
-    count = len(data)
+    return np.split(data, len(data))
+
+
+def _batched(samples: Sequence[Array], batch: int) -> tuple[Array, ...]:
+    count = len(samples)
     return tuple(
-        np.ascontiguousarray(data[[(start + k) % count for k in range(batch)]])
+        np.concatenate([samples[(start + k) % count] for k in range(batch)])
         for start in range(0, count, batch)
     )
 
@@ -166,8 +211,8 @@ def agreement_inputs(
 ) -> tuple[Array, ...] | None:
     """Inputs that the agreement of an int8 file is counted on; None where there is no such data.
 
-    That is the case without calibration data, when they are gone since, and when an ``.npz`` holds
-    another size.
+    Of the calibration data those that did not calibrate. There are none without calibration data,
+    when they are gone since, and when an ``.npz`` holds another size.
 
     Raises:
         UsageError: the data are there, but do not fit the model any more.
@@ -177,7 +222,7 @@ def agreement_inputs(
         return None
     check_calibration(word, layout)
     try:
-        batches = calibration_batches(word, layout, size, batch, preprocess)
+        batches = calibration_data(word, layout, size, batch, preprocess).judge
     except UsageError:  # samples of another size
         return None
     if images is not None:

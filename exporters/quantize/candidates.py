@@ -1,23 +1,31 @@
-"""The best of several files on this machine: the fastest among those that agree with fp32."""
+"""The best of several files on this machine: the fastest among those that agree with fp32.
+
+Latency is measured as ``vitpe-bench`` measures it: a child process per file, all loaded, rounds
+interleaved. Timed in one process, idle thread pools of one engine slow the next one down.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from exporters.quantize.job import QuantizeJob
-from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.bench import rounds
+from vitpe_deploy.bench.inputs import save_inputs
+from vitpe_deploy.bench.protocol import ChildSpec
+from vitpe_deploy.errors import ArtifactError, VitpeError
 from vitpe_deploy.files import total_size
 from vitpe_deploy.parity import LOGITS, Outputs, compare, least_agreement
 from vitpe_deploy.results import CandidateRecord
 from vitpe_deploy.runtimes import open_runtime
+from vitpe_deploy.threads import available_cpus
 
-_WARMUP = 2
-_ROUNDS = 3
-_ITERATIONS = 5
-_MOST_COMPARED = 256
+FLOAT = "fp32"
+"""Name of the float32 file among the candidates: it is timed for comparison and never chosen."""
+
+SCHEDULE = rounds.Schedule(rounds=7, min_time_s=1.0, warmup=3, warmup_limit_s=3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,89 +36,118 @@ class Candidate:
     files: tuple[Path, ...]
 
 
-def reference_outputs(path: Path, runtime: str, job: QuantizeJob) -> list[Outputs]:
-    """What the float32 file gives on the calibration data."""
-    with open_runtime(runtime, path, threads=job.threads) as engine:
-        (entry,) = engine.inputs
-        return [engine.run({entry.name: x}) for x in job.batches[:_MOST_COMPARED]]
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Agreement of one candidate with the float32 file."""
+
+    agreement: float
+    criterion: str
 
 
 def choose(
-    candidates: Sequence[Candidate], reference: Sequence[Outputs], runtime: str, job: QuantizeJob
+    plain: Candidate, candidates: Sequence[Candidate], runtime: str, job: QuantizeJob
 ) -> tuple[str, tuple[CandidateRecord, ...]]:
     """Measure all, and choose: the fastest at or above the floor, else the one that agrees most.
 
-    Gives the name of the chosen one, and a record of each.
+    Args:
+        plain: the float32 file of the same graph, which the others are compared with.
+        candidates: the ways there are; one alone is chosen without being timed.
+        runtime: canonical name of the engine.
+        job: data, floor and threads.
+
+    Returns:
+        The name of the chosen one, and a record of each, that of ``plain`` first.
 
     Raises:
         ArtifactError: the engine can run none of them.
     """
-    times: dict[str, float] = {}
-    found: dict[str, tuple[float, str]] = {}
+    reference = _outputs(plain, runtime, job)
+    found: dict[str, _Found] = {}
     problems: dict[str, str] = {}
     for candidate in candidates:
         try:
             found[candidate.method] = _agreement(candidate, reference, runtime, job)
         except ArtifactError as problem:
             problems[candidate.method] = problem.message
+    times: Mapping[str, float] = {}
+    if len(candidates) > 1:
+        able = [c for c in candidates if c.method in found]
+        times = _latencies_ms([plain, *able], runtime, job, problems)
+        found = {method: one for method, one in found.items() if method in times}
     if not found:
         raise ArtifactError(f"no int8 file runs here: {next(iter(problems.values()), 'none')}")
-    if len(candidates) > 1 or job.method == "auto":
-        for _ in range(_ROUNDS):  # in turns, so that a slow moment of the machine hits all
-            for candidate in candidates:
-                if candidate.method in found:
-                    spent = _latency_ms(candidate, runtime, job)
-                    times[candidate.method] = min(spent, times.get(candidate.method, spent))
-    good = [m for m, (value, _) in found.items() if value >= job.floor]
+    good = [method for method, one in found.items() if one.agreement >= job.floor]
     if good:
-        chosen = min(good, key=lambda m: times.get(m, 0.0))
+        chosen = min(good, key=lambda method: times.get(method, 0.0))
     else:
-        chosen = max(found, key=lambda m: found[m][0])
+        chosen = max(found, key=lambda method: found[method].agreement)
+    known = {FLOAT: _Found(1.0, next(iter(found.values())).criterion), **found}
     records = tuple(
         CandidateRecord(
             artifact=job.artifact,
-            method=c.method,
+            method=one.method,
             runtime=runtime,
-            latency_ms=times.get(c.method),
-            size_bytes=total_size(c.files),
-            agreement=found[c.method][0] if c.method in found else None,
-            criterion=found[c.method][1] if c.method in found else None,
-            chosen=c.method == chosen,
-            problem=problems.get(c.method),
+            latency_ms=times.get(one.method),
+            size_bytes=total_size(one.files),
+            agreement=known[one.method].agreement if one.method in known else None,
+            criterion=known[one.method].criterion if one.method in known else None,
+            chosen=one.method == chosen,
+            calibrated_on=0 if one is plain else job.data.calibrated_on,
+            judged_on=job.data.judged_on,
+            problem=problems.get(one.method),
         )
-        for c in candidates
+        for one in (plain, *candidates)
     )
     return chosen, records
 
 
-def _agreement(
-    candidate: Candidate, reference: Sequence[Outputs], runtime: str, job: QuantizeJob
-) -> tuple[float, str]:
+def _outputs(candidate: Candidate, runtime: str, job: QuantizeJob) -> list[Outputs]:
+    """What a file gives for the data that judge."""
     with open_runtime(runtime, candidate.files[0], threads=job.threads) as engine:
         (entry,) = engine.inputs
-        given = [engine.run({entry.name: x}) for x in job.batches[: len(reference)]]
-    inputs = sum(len(x) for x in job.batches[: len(reference)])
-    worst: tuple[float, str] | None = None
+        return [engine.run({entry.name: x}) for x in job.data.judge]
+
+
+def _agreement(
+    candidate: Candidate, reference: Sequence[Outputs], runtime: str, job: QuantizeJob
+) -> _Found:
+    """Of the output that agrees least."""
+    given = _outputs(candidate, runtime, job)
+    worst: _Found | None = None
     for name in job.outputs:
         result = compare(
             [o[name] for o in reference], [o[name] for o in given], classes=name == LOGITS
         )
-        value, criterion = least_agreement(result, inputs, job.floor)
-        if worst is None or value < worst[0]:
-            worst = (value, criterion)
+        value, criterion = least_agreement(result, job.data.judged_on, job.floor)
+        if worst is None or value < worst.agreement:
+            worst = _Found(value, criterion)
     if worst is None:
         raise ArtifactError(f"{candidate.files[0].name} has no output to compare")
     return worst
 
 
-def _latency_ms(candidate: Candidate, runtime: str, job: QuantizeJob) -> float:
-    """Smallest time of one inference, in milliseconds."""
-    with open_runtime(runtime, candidate.files[0], threads=job.threads) as engine:
-        (entry,) = engine.inputs
-        feed = {entry.name: job.batches[0]}
-        spent = []
-        for _ in range(_WARMUP + _ITERATIONS):
-            start = time.perf_counter()
-            engine.run(feed)
-            spent.append((time.perf_counter() - start) * 1e3)
-    return min(spent[_WARMUP:])
+def _latencies_ms(
+    candidates: Sequence[Candidate], runtime: str, job: QuantizeJob, problems: dict[str, str]
+) -> dict[str, float]:
+    """Median latency of one batch by method; a candidate that fails is left out and noted."""
+
+    def lost(candidate: rounds.Candidate, error: VitpeError) -> None:
+        problems[candidate.label] = error.message
+
+    with tempfile.TemporaryDirectory(prefix="vitpe-timed-") as folder:
+        inputs = save_inputs(Path(folder) / "inputs.npz", job.data.judge[:1])
+        timed = [
+            rounds.Candidate(
+                candidate.method,
+                ChildSpec(
+                    path=str(candidate.files[0]),
+                    runtime=runtime,
+                    device="CPU",
+                    threads=job.threads or available_cpus(),
+                    inputs=str(inputs),
+                ),
+            )
+            for candidate in candidates
+        ]
+        measured = rounds.measure(timed, SCHEDULE, on_error=lost)
+    return {one.candidate.label: one.summary.median for one in measured}

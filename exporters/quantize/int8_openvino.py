@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporters.quantize.candidates import Candidate, choose, reference_outputs
+from exporters.quantize.candidates import FLOAT, Candidate, choose
 from exporters.quantize.job import QuantizeJob
 from vitpe_deploy.errors import MissingExtraError
 from vitpe_deploy.request import Precision
@@ -57,15 +57,15 @@ def quantize_ir(
             openvino.save_model(graph, str(xml), compress_to_fp16=False)
             return (xml, xml.with_suffix(".bin"))
 
-        reference = reference_outputs(save("fp32", model)[0], "openvino", job)
+        plain = Candidate(FLOAT, save(FLOAT, model))
         candidates = [Candidate(m, save(m, graph)) for m, graph in made.items()]
-        chosen, records = choose(candidates, reference, "openvino", job)
+        chosen, records = choose(plain, candidates, "openvino", job)
     return made[chosen], chosen, records
 
 
 def _quantize(nncf: Any, model: Any, alpha: float, job: QuantizeJob) -> Any:
     name = model.input(0).get_any_name()
-    data = nncf.Dataset([{name: batch} for batch in job.batches])
+    data = nncf.Dataset([{name: batch} for batch in job.data.calibrate])
     advanced = nncf.AdvancedQuantizationParameters(
         smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=alpha)
     )
@@ -74,7 +74,7 @@ def _quantize(nncf: Any, model: Any, alpha: float, job: QuantizeJob) -> Any:
             model,
             data,
             model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(job.batches),
+            subset_size=len(job.data.calibrate),
             advanced_parameters=advanced,
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from vitpe_deploy.calibration import Array
+from vitpe_deploy.calibration import CalibrationData
 from vitpe_deploy.request import Precision
 from vitpe_deploy.results import CandidateRecord
 
@@ -18,7 +18,7 @@ class QuantizeJob:
     Attributes:
         artifact: how records name the file.
         outputs: names of the outputs whose agreement counts.
-        batches: calibration data, batches of the file's input.
+        data: batches of the file's input, those that calibrate and those that judge.
         floor: smallest agreement that a chosen candidate should have.
         method: one way of making int8, or ``auto``.
     """
@@ -26,7 +26,7 @@ class QuantizeJob:
     artifact: str
     precision: Precision
     outputs: tuple[str, ...]
-    batches: tuple[Array, ...]
+    data: CalibrationData
     floor: float
     method: str
     threads: int | None

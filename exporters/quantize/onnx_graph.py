@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from exporters.onnx_file import write_onnx
 from exporters.quantize import fp16
-from exporters.quantize.candidates import Candidate, choose, reference_outputs
+from exporters.quantize.candidates import FLOAT, Candidate, choose
 from exporters.quantize.int8_ort import activations_of, quantize_dynamic, quantize_static
 from exporters.quantize.job import QuantizedGraph, QuantizeJob
 from exporters.quantize.ranges import observe_ranges
@@ -30,9 +30,8 @@ def quantize_graph(model: ir.Model, job: QuantizeJob) -> QuantizedGraph:
     """
     if job.precision is Precision.FP16:
         copy = model.clone()
-        ranges = observe_ranges(
-            model, fp16.float_values(model), job.batches[:_FEW], threads=job.threads
-        )
+        seen = (*job.data.calibrate, *job.data.judge)[:_FEW]
+        ranges = observe_ranges(model, fp16.float_values(model), seen, threads=job.threads)
         fp16.convert(copy, ranges)
         return QuantizedGraph(copy, "fp16", ())
     if job.precision is Precision.INT8_WEIGHTS:
@@ -49,14 +48,11 @@ _FEW = 16
 def _int8(model: ir.Model, job: QuantizeJob) -> QuantizedGraph:
     made = {method: _make(model, method, job) for method in _methods(job.method)}
     with tempfile.TemporaryDirectory(prefix="vitpe-int8-") as folder:
-        plain = Path(folder) / "fp32.onnx"
-        write_onnx(model, plain, {})
-        reference = reference_outputs(plain, "onnxruntime", job)
-        candidates = [
+        plain, *candidates = (
             Candidate(method, write_onnx(graph, Path(folder) / f"{method}.onnx", {}).paths)
-            for method, graph in made.items()
-        ]
-        chosen, records = choose(candidates, reference, "onnxruntime", job)
+            for method, graph in ((FLOAT, model), *made.items())
+        )
+        chosen, records = choose(plain, candidates, "onnxruntime", job)
     return QuantizedGraph(made[chosen], chosen, records)
 
 
@@ -73,7 +69,7 @@ def _make(model: ir.Model, method: str, job: QuantizeJob) -> ir.Model:
     if method.startswith("dynamic"):
         _require_layers(quantize_dynamic(copy, bits=bits))
     else:
-        ranges = observe_ranges(copy, activations_of(copy), job.batches, threads=job.threads)
+        ranges = observe_ranges(copy, activations_of(copy), job.data.calibrate, threads=job.threads)
         _require_layers(quantize_static(copy, ranges, bits=bits))
     return copy
 

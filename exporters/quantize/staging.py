@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from exporters.plan import PlannedGraph
 from exporters.proof import SpelledGraph
 from exporters.quantize.job import QuantizeJob
-from vitpe_deploy.calibration import RANDOM, calibration_batches
+from vitpe_deploy.calibration import RANDOM, CalibrationData, calibration_data
 from vitpe_deploy.request import ExportRequest, Precision
 from vitpe_deploy.results import CandidateRecord
 
@@ -68,9 +68,9 @@ class Precise:
     def _job(self, graph: PlannedGraph, loaded: LoadedModel) -> QuantizeJob:
         request = self._request
         size, batch = graph.cases[0]
-        batches: tuple[Any, ...] = ()
+        data = CalibrationData((), (), 0, 0)
         if request.precision is not Precision.INT8_WEIGHTS:
-            batches = calibration_batches(
+            data = calibration_data(
                 request.calibration or RANDOM,
                 loaded.facts.input,
                 size,
@@ -81,7 +81,7 @@ class Precise:
             artifact=self._artifact,
             precision=request.precision,
             outputs=self._outputs,
-            batches=batches,
+            data=data,
             floor=request.min_agreement,
             method=request.int8_method,
             threads=request.threads,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir
+import onnxruntime
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -18,12 +20,18 @@ from torch import nn
 
 import exporters.onnx_file
 import vitpe_deploy
+from exporters.quantize.candidates import Candidate, _Found, choose
 from exporters.quantize.fp16 import convert
+from exporters.quantize.job import QuantizeJob
 from exporters.quantize.linear import int8_weights
+from vitpe_deploy.calibration import CalibrationData, calibration_data
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError, VitpeError
+from vitpe_deploy.inputs import ImageInput
 from vitpe_deploy.manifest import read_manifest
 from vitpe_deploy.models.presets import VIT_PRESETS, with_options
 from vitpe_deploy.models.vit import VisionTransformer
+from vitpe_deploy.preprocess import Preprocess
+from vitpe_deploy.request import Precision, Resolution
 from vitpe_deploy.runtimes import open_runtime
 
 TINY = {"depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 10}
@@ -44,11 +52,20 @@ def test_int8_chooses_by_measurement_and_verifies_again(digits: Path, tmp_path: 
         "digits-learned-1d", precision="int8", calibration=digits, output_dir=tmp_path, threads=1
     )
     assert report.verdict == "passed"
-    assert [c.chosen for c in report.candidates].count(True) == 1
-    assert {c.method.removesuffix("-reduced") for c in report.candidates} == {"dynamic", "static"}
+    plain, *others = report.candidates
+    assert (plain.method, plain.chosen, plain.agreement, plain.calibrated_on) == (
+        "fp32",
+        False,
+        1,
+        0,
+    )
+    assert {c.method.removesuffix("-reduced") for c in others} == {"dynamic", "static"}
     assert all(c.latency_ms and c.agreement and c.size_bytes > 0 for c in report.candidates)
+    assert all((c.calibrated_on, c.judged_on) == (32, 118) for c in others)
+    assert min(others, key=lambda c: c.latency_ms or 0.0).chosen
+    assert [c.chosen for c in others].count(True) == 1
     for row in report.parity:
-        assert (row.criterion, row.inputs) == ("top1", 150)
+        assert (row.criterion, row.inputs) == ("top1", 118)
         assert row.top1_agreement is not None
         assert row.top1_agreement >= 0.99
     path = Path(report.artifacts[0].path)
@@ -58,7 +75,7 @@ def test_int8_chooses_by_measurement_and_verifies_again(digits: Path, tmp_path: 
     assert read_manifest(path).method == next(c.method for c in report.candidates if c.chosen)
     again = vitpe_deploy.verify(path, threads=1)
     assert again.verdict == "passed"
-    assert all(row.inputs == 150 for row in again.parity)
+    assert all(row.inputs == 118 for row in again.parity)
 
 
 @pytest.mark.parametrize("method", ["dynamic", "static", "dynamic-reduced", "static-reduced"])
@@ -117,6 +134,24 @@ def test_an_engine_that_cannot_load_int8_is_a_failed_row(
     path.write_bytes(path.read_bytes() + b"\x32\x01x")
     with pytest.raises(ArtifactError, match="no kernel"):
         vitpe_deploy.verify(path, threads=1)
+
+
+def test_static_products_are_integer_in_the_engine(digits: Path, tmp_path: Path) -> None:
+    """ONNX Runtime fuses each layer into one node; it must not multiply dequantised weights."""
+    report = vitpe_deploy.export(
+        "digits-learned-1d", precision="int8", calibration=digits, int8_method="static",
+        output_dir=tmp_path, threads=1, verify=False,
+    )  # fmt: skip
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(report.artifacts[0].path, options, ["CPUExecutionProvider"])
+    kinds = Counter(n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node)
+    assert kinds["MatMulIntegerToFloat"] == 3 * 6 + 1
+    assert not kinds["MatMul"] + kinds["Gemm"] + kinds["MatMulInteger"]
+    facts = vitpe_deploy.inspect(report.artifacts[0].path).file
+    assert facts is not None
+    assert facts.consumers[0].runs
+    assert set(facts.weight_dtypes) >= {"float32", "int8"}
 
 
 class Heavy(nn.Module):
@@ -196,6 +231,53 @@ def test_weights_apart_from_the_graph(
     )  # fmt: skip
     assert report.verdict == "passed"
     assert {r.runtime for r in report.parity} >= {"openvino"}
+
+
+def test_what_calibrates_does_not_judge(tmp_path: Path) -> None:  # C30
+    for count, calibrating_on in ((2, 1), (7, 3), (150, 32)):
+        path = tmp_path / f"{count}.npz"
+        samples = np.arange(count, dtype=np.float32)[:, None, None, None] * np.ones((1, 3, 4, 4))
+        np.savez(path, pixel_values=samples.astype(np.float32))
+        data = calibration_data(str(path), ImageInput(), Resolution(4, 4), 2, Preprocess())
+        first = {float(v) for x in data.calibrate for v in x[:, 0, 0, 0]}
+        rest = {float(v) for x in data.judge for v in x[:, 0, 0, 0]}
+        assert not first & rest
+        assert first | rest == set(map(float, range(count)))
+        assert (data.calibrated_on, data.judged_on) == (calibrating_on, count - calibrating_on)
+        assert all(len(x) == 2 for x in (*data.calibrate, *data.judge))
+        # spread over the whole of a sorted folder, not its first class
+        assert max(first) >= count - 1 - count / calibrating_on
+    np.savez(path, pixel_values=samples[:1].astype(np.float32))
+    with pytest.raises(UsageError, match="cannot judge"):
+        calibration_data(str(path), ImageInput(), Resolution(4, 4), 1, Preprocess())
+
+
+def test_candidates_are_chosen_by_latency_above_the_floor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest that agrees enough; below the floor the one that agrees most; fp32 never."""
+    said = {"fp32": (9.0, 1.0), "fast": (1.0, 0.98), "good": (2.0, 0.995), "best": (3.0, 0.999)}
+    files = {name: Candidate(name, (tmp_path / name,)) for name in said}
+    for one in files.values():
+        one.files[0].write_bytes(b"x" * 10)
+    monkeypatch.setattr("exporters.quantize.candidates._outputs", lambda *_: [])
+    monkeypatch.setattr(
+        "exporters.quantize.candidates._agreement",
+        lambda c, *_: _Found(said[c.method][1], "cosine"),
+    )
+    monkeypatch.setattr(
+        "exporters.quantize.candidates._latencies_ms",
+        lambda cs, *_: {c.method: said[c.method][0] for c in cs},
+    )
+    plain, *others = files.values()
+    data = CalibrationData((), (), 3, 4)
+    for floor, expected in ((0.99, "good"), (0.9, "fast"), (0.9999, "best")):
+        job = QuantizeJob("a.onnx", Precision.INT8, ("y",), data, floor, "auto", 1)
+        chosen, records = choose(plain, others, "onnxruntime", job)
+        assert chosen == expected
+        assert [(r.method, r.latency_ms) for r in records] == [(k, v[0]) for k, v in said.items()]
+        assert [r.method for r in records if r.chosen] == [expected]
+        assert {(r.calibrated_on, r.judged_on) for r in records} == {(0, 4), (3, 4)}
 
 
 def test_int8_weights_round_to_the_nearest_step() -> None:
