@@ -50,6 +50,8 @@ FAMILIES: Mapping[str, Family] = {
     "depth_anything": Family(
         no_dynamic="transformers computes the sizes of its head in Python, which a trace freezes"
     ),
+    # Sine and cosine of the tubelet's number, in a tensor that is no parameter.
+    "videomae": Family(encoding="sincos-1d"),
     "sam": Family(part="vision_encoder"),
     "sam_hq": Family(part="vision_encoder"),
 }
@@ -59,6 +61,7 @@ PLAIN = ("vit", "deit", "dinov2", "dinov2_with_registers")
 
 KINDS: Mapping[str, str] = {
     **dict.fromkeys(PLAIN, "transformers_plain"),
+    "videomae": "transformers_video",
 }
 """``model_type`` -> file of its kind; every other one is looked at as a network of pictures."""
 
@@ -137,11 +140,13 @@ def kind_of(model_type: str, config: Mapping[str, Any] | None = None) -> Kind:
 
 
 def _described(model_type: str, config: Mapping[str, Any]) -> str:
-    """The file of the kind whose settings a config has: two towers, words, or pictures."""
+    """The file of the kind whose settings a config has: two towers, words, clips or pictures."""
     if model_type in FAMILIES:
         return "transformers_pictures"
     if "vision_config" in config and "text_config" in config:
         return "transformers_towers"
+    if "num_frames" in config:
+        return "transformers_video"
     if "image_size" in config or "patch_size" in config:
         return "transformers_pictures"
     return "transformers_text" if "vocab_size" in config else "transformers_pictures"
