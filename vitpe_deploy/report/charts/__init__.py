@@ -1,6 +1,7 @@
-"""The figures of a benchmark report, one per file: each takes the report and gives SVG or None.
+"""The figures of a benchmark report, one per file.
 
-None means that the report holds nothing to draw; ``ABSENT`` of the file says what would give it.
+``draw`` takes the report and gives captions with drawings; an empty list means that the report
+holds nothing to draw, and ``ABSENT`` says what would give it.
 """
 
 from __future__ import annotations
