@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ class OpenVinoRuntime(FileRuntime):
             config["CACHE_DIR"] = str(self._cache_entry(core, engine.__version__, used, config))
         start = time.perf_counter()
         try:
-            compiled = core.compile_model(model, self._device.upper(), config)
+            compiled = self._compile(core, model, config)
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ArtifactError(
                 f"openvino cannot compile {self._path} for {self._device}: {reason(error)}",
@@ -180,6 +181,22 @@ class OpenVinoRuntime(FileRuntime):
         if "CPU" in used:
             return config | {"DEVICE_PROPERTIES": {"CPU": cpu_only}}
         return config
+
+    def _compile(self, core: Any, model: Any, config: dict[str, Any]) -> Any:
+        """Compile; an entry of the cache that cannot be read goes, and what it held is made again.
+
+        Raises:
+            RuntimeError: the model cannot be compiled.
+        """
+        device = self._device.upper()
+        try:
+            return core.compile_model(model, device, config)
+        except RuntimeError:
+            entry = config.get("CACHE_DIR")
+            if entry is None or not any(Path(entry).glob("*")):
+                raise
+            shutil.rmtree(entry, ignore_errors=True)
+            return core.compile_model(model, device, config)
 
     def _cache_entry(
         self, core: Any, version: str, used: list[str], config: Mapping[str, Any]
