@@ -80,6 +80,12 @@ def serialized_tensor(tensor: ir.TensorProtocol) -> bytes | memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def forget_weights(model: ir.Model) -> None:
+    """Let go of the weights of a graph that has been written; its structure stays."""
+    for value in model.graph.initializers.values():
+        value.const_value = None
+
+
 def _serialized(model: ir.Model) -> Iterator[bytes | memoryview]:
     """The bytes of the model in the order of protobuf's own serialiser, weight by weight."""
     shell, initializers = _without_initializers(model)

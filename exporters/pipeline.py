@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from exporters.clock import Clock
+from exporters.onnx_file import forget_weights
 from exporters.passes import run_passes
 from exporters.passes.base import PassContext
 from exporters.plan import Plan, PlannedGraph, make_plan
-from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, prove, verdict_of
+from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, ask, prove, verdict_of
 from exporters.records import artifact_record, bucket_index, pass_records, with_proof
 from exporters.retarget import retarget
 from exporters.trace import TracedGraph, trace
+from exporters.trim import trim_memory
 from exporters.writer import ArtifactWriter, target_of
 from vitpe_deploy.files import StagedFiles, refuse_existing, total_size
 from vitpe_deploy.manifest import Manifest, manifest_path
@@ -77,10 +79,19 @@ class _Export:
         self.plan: Plan = make_plan(request, self.facts)
         refuse_existing(self.plan.paths(request), force=request.force)
         self._weights_sha256: Future[str] = Future()
+        self._loaded: LoadedModel | None = None
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model, between its loading and the last question to PyTorch."""
+        if self._loaded is None:
+            raise RuntimeError("the model is not in memory")
+        return self._loaded
 
     def run(self) -> ExportReport:
         """All steps, for all graphs of the plan; what shares files is written at once."""
-        loaded = self._load()
+        self._loaded = self._load()
+        weights, reference = self.loaded.weights, self.loaded.reference
         writer = ArtifactWriter(
             self.request, self.source, self.plan, self.clock, self._weights_sha256
         )
@@ -93,8 +104,8 @@ class _Export:
                 done: list[_Proved] = []
                 with writer.sharing(staging):
                     for graph in group:
-                        rule = self._fit_rule(loaded, graph)
-                        done += self._graph(loaded, graph, writer, rule, staging)
+                        rule = self._fit_rule(graph)
+                        done += self._graph(graph, writer, rule, staging)
                 done = [self._finish(one, staging) for one in done]
                 indexes += self._index(done, staging)
                 records = [artifact_record(self.request, p.staged, p.manifest) for p in done]
@@ -109,8 +120,8 @@ class _Export:
             model=self.facts.spec,
             encoding=self.facts.encoding,
             resample_rule=rule,
-            weights=loaded.weights,
-            reference=loaded.reference,
+            weights=weights,
+            reference=reference,
             artifacts=tuple(artifacts),
             indexes=tuple(indexes),
             parity=tuple(parity),
@@ -123,20 +134,25 @@ class _Export:
 
     def _graph(
         self,
-        loaded: LoadedModel,
         graph: PlannedGraph,
         writer: ArtifactWriter,
         rule: str | None,
         staging: StagedFiles,
     ) -> list[_Proved]:
-        """One graph traced, optimised, written in every format, and proved."""
-        traced = self._trace(loaded, graph)
-        spelled = self._optimise(traced, loaded)
-        staged = [
-            writer.stage(kind, graph, loaded, spelled, rule, staging)
-            for kind in self.request.formats
-        ]
-        found = self._prove(graph, loaded, staged)
+        """One graph traced, optimised, written in every format, and proved.
+
+        Weights are held by the model, by the graph and by engines; each is let go of as soon as
+        nothing asks for it any more, so that no two engines and no copy of ours meet in memory.
+        """
+        spelled = self._optimise(self._trace(graph))
+        staged: list[tuple[StagedArtifact, Manifest]] = []
+        targets = [target_of(kind, self.request) for kind in self.request.formats]
+        for place, (kind, target) in enumerate(zip(self.request.formats, targets, strict=True)):
+            staged.append(writer.stage(kind, graph, self.loaded, spelled, rule, staging))
+            if target not in targets[place + 1 :]:
+                forget_weights(spelled[target].model)
+                forget_weights(staged[-1][0].spelled.model)
+        found = self._prove(graph, staged)
         return [
             _Proved(artifact, manifest, rows, layers)
             for (artifact, manifest), (rows, layers) in zip(staged, found, strict=True)
@@ -183,16 +199,16 @@ class _Export:
         )
         return loaded
 
-    def _fit_rule(self, loaded: LoadedModel, graph: PlannedGraph) -> str | None:
+    def _fit_rule(self, graph: PlannedGraph) -> str | None:
         self.progress.begin(2, TOTAL_STEPS, "Fit positions")
         with self.clock.step("fit"):
-            fits = loaded.position_fits(graph.size)
+            fits = self.loaded.position_fits(graph.size)
         self.progress.end("; ".join(map(str, dict.fromkeys(fits))), self.clock.total("fit"))
         return next((fit.rule for fit in fits if fit.rule), None)
 
-    def _trace(self, loaded: LoadedModel, graph: PlannedGraph) -> TracedGraph:
+    def _trace(self, graph: PlannedGraph) -> TracedGraph:
         self.progress.begin(3, TOTAL_STEPS, "Trace")
-        request = self.request
+        request, loaded = self.request, self.loaded
         before = self.clock.total("trace")
         if isinstance(loaded, LoadedGraph):
             with self.clock.step("trace"):
@@ -217,7 +233,7 @@ class _Export:
         self.progress.end(f"{len(traced.model.graph)} nodes", self.clock.total("trace") - before)
         return traced
 
-    def _optimise(self, traced: TracedGraph, loaded: LoadedModel) -> dict[Target, SpelledGraph]:
+    def _optimise(self, traced: TracedGraph) -> dict[Target, SpelledGraph]:
         """A finished graph for each target that a format needs."""
         self.progress.begin(4, TOTAL_STEPS, "Optimise")
         targets = list(
@@ -228,7 +244,7 @@ class _Export:
         for target in targets:
             # Each target starts from a clone, the last one too: names that passes give out are
             # counted per graph, and a file must not depend on which others are written with it.
-            spelled[target] = self._spell(traced.model.clone(), traced, target, loaded)
+            spelled[target] = self._spell(traced.model.clone(), traced, target)
         runs = spelled[targets[0]].runs
         changed = ", ".join(
             f"{r.name.replace('-', ' ')} {r.outcome.changed}" for r in runs if r.outcome.changed
@@ -240,9 +256,7 @@ class _Export:
         )
         return spelled
 
-    def _spell(
-        self, model: ir.Model, traced: TracedGraph, target: Target, loaded: LoadedModel
-    ) -> SpelledGraph:
+    def _spell(self, model: ir.Model, traced: TracedGraph, target: Target) -> SpelledGraph:
         request = self.request
         nodes_before = len(model.graph)
         context = PassContext(target, request.opset, request.dynamic is not request.dynamic.NONE)
@@ -251,7 +265,7 @@ class _Export:
                 model,
                 context,
                 skip=request.skip_passes,
-                after_each=self._pass_checker(loaded) if request.verify.passes else None,
+                after_each=self._pass_checker() if request.verify.passes else None,
             )
         if request.simplify:
             from exporters.simplify import simplify
@@ -262,21 +276,23 @@ class _Export:
         kept = tuple(name for name in traced.layer_values if name in present)
         return SpelledGraph(model, runs, nodes_before, kept)
 
-    def _pass_checker(self, loaded: LoadedModel) -> PassChecker:
-        return PassChecker(self.request, loaded, self.plan, self.progress)
+    def _pass_checker(self) -> PassChecker:
+        return PassChecker(self.request, self.loaded, self.plan, self.progress)
 
     def _prove(
-        self,
-        graph: PlannedGraph,
-        loaded: LoadedModel,
-        staged: Sequence[tuple[StagedArtifact, Manifest]],
+        self, graph: PlannedGraph, staged: Sequence[tuple[StagedArtifact, Manifest]]
     ) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
         self.progress.begin(5, TOTAL_STEPS, "Parity")
         if not self.request.verify.enabled:
             self.progress.end("skipped (--no-verify)")
             return [([], []) for _ in staged]
         with self.clock.step("parity"):
-            results = prove(self.request, self.plan, graph, loaded, staged, self.progress)
+            blocks = tuple(dict.fromkeys(b for _, m in staged for b in m.layer_values))
+            answers = ask(self.request, self.plan, graph, self.loaded, blocks, self.progress)
+            if graph is self.plan.graphs[-1]:
+                self._loaded = None
+                trim_memory()
+            results = prove(self.request, self.plan, answers, staged, self.progress)
         self.progress.end("")
         return results
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +72,30 @@ class StagedArtifact:
     nodes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """All that PyTorch has to say about one graph, asked before any engine runs.
+
+    An engine holds the weights of its file once or twice; with what is here, the model they came
+    from need not be in memory beside it.
+
+    Attributes:
+        cases: what the engines are run on.
+        outputs: the reference outputs of each case.
+        activations: of the blocks in the first case, where layers are compared.
+        first_block: by place of the case, where its outputs stop being numbers.
+    """
+
+    cases: tuple[ParityCase, ...]
+    outputs: tuple[list[Outputs], ...]
+    activations: list[Outputs]
+    first_block: Mapping[int, str]
+
+    def __call__(self, case: ParityCase) -> list[Outputs]:
+        """The reference outputs of a case."""
+        return self.outputs[next(k for k, known in enumerate(self.cases) if known is case)]
+
+
 class References:
     """Reference outputs of each case, computed once however many engines are checked."""
 
@@ -91,18 +115,20 @@ class References:
         return self._known[id(case)]
 
 
-def prove(
+def ask(
     request: ExportRequest,
     plan: Plan,
     graph: PlannedGraph,
     loaded: LoadedModel,
-    staged: Sequence[tuple[StagedArtifact, Manifest]],
+    blocks: Sequence[str],
     progress: Progress,
-) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
-    """Parity of every artifact in every engine that can run it."""
+) -> Answers:
+    """Run PyTorch on everything that the artifacts of a graph are compared on.
+
+    ``blocks`` are the ``block:k`` values that the files hold, for the comparison of layers.
+    """
     verify, facts = request.verify, loaded.facts
     layout = plan.layout(request, facts)
-    results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
     cases = [
         make_case(
             size,
@@ -118,9 +144,7 @@ def prove(
         facts.preprocess,
         loaded.referee(threads=request.threads, symbolic=request.dynamic.size),
     )
-    expected = References(referee, plan.outputs, progress)
-    floor = request.min_agreement if request.precision.by_agreement else None
-    if floor is not None:
+    if request.precision.by_agreement:
         cases = agreement_cases(
             cases,
             request.calibration,
@@ -128,6 +152,29 @@ def prove(
             preprocess=facts.preprocess,
             images=verify.images,
         )
+    expected = References(referee, plan.outputs, progress)
+    outputs = tuple(expected(case) for case in cases)
+    first_block = {
+        place: _first_not_finite(referee, case, blocks)
+        for place, (case, found) in enumerate(zip(cases, outputs, strict=True))
+        if blocks and not all(np.isfinite(v).all() for named in found for v in named.values())
+    }
+    layers = blocks if verify.layers else ()
+    activations = referee.outputs(cases[0].size, cases[0].inputs, layers) if layers else []
+    return Answers(tuple(cases), outputs, activations, first_block)
+
+
+def prove(
+    request: ExportRequest,
+    plan: Plan,
+    answers: Answers,
+    staged: Sequence[tuple[StagedArtifact, Manifest]],
+    progress: Progress,
+) -> list[tuple[list[ParityRow], list[LayerVerdict]]]:
+    """Parity of every artifact in every engine that can run it."""
+    verify, cases = request.verify, answers.cases
+    floor = request.min_agreement if request.precision.by_agreement else None
+    results: list[tuple[list[ParityRow], list[LayerVerdict]]] = []
     for artifact, manifest in staged:
         rows: list[ParityRow] = []
         verdicts: list[LayerVerdict] = []
@@ -139,7 +186,7 @@ def prove(
                 found = check(
                     target,
                     cases,
-                    expected,
+                    answers,
                     plan.outputs,
                     verify.tolerance,
                     artifact=label,
@@ -157,16 +204,15 @@ def prove(
                     floor=floor,
                     problem=problem.message,
                 )
-            found = name_first_block(found, cases, referee, manifest.layer_values)
+            found = name_first_block(found, answers)
             rows += found
             _report_rows(progress, runtime, artifact, found)
             if verify.layers and able:
                 names = manifest.layer_values
-                activations = referee.outputs(cases[0].size, cases[0].inputs, names)
                 verdict = check_layers(
                     target,
                     cases[0],
-                    activations,
+                    answers.activations,
                     names,
                     verify.tolerance,
                     artifact=label,
@@ -178,21 +224,17 @@ def prove(
     return results
 
 
-def name_first_block(
-    rows: Sequence[ParityRow],
-    cases: Sequence[ParityCase],
-    referee: Reference,
-    blocks: Sequence[str],
-) -> tuple[ParityRow, ...]:
+def name_first_block(rows: Sequence[ParityRow], answers: Answers) -> tuple[ParityRow, ...]:
     """Where PyTorch's own output is not a number, say in which block that begins."""
-    first: dict[tuple[int, int, int], str] = {}
+    first = {
+        (case.size.height, case.size.width, case.batch): answers.first_block[place]
+        for place, case in enumerate(answers.cases)
+        if place in answers.first_block
+    }
     named = []
     for row in rows:
-        if row.problem == NOT_FINITE and blocks and row.resolution is not None:
-            key = (*row.resolution, row.batch)
-            if key not in first:
-                case = next(c for c in cases if (c.size.height, c.size.width, c.batch) == key)
-                first[key] = _first_not_finite(referee, case, blocks)
+        key = (*(row.resolution or (0, 0)), row.batch)
+        if row.problem == NOT_FINITE and key in first:
             row = row.model_copy(update={"problem": f"{row.problem}, {first[key]}"})
         named.append(row)
     return tuple(named)

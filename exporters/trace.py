@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exporters.multi_head import written_out
+from exporters.trim import forget_rewritten_graph
 from vitpe_deploy.encodings.resample import (
     resample_grid,
     resample_grid_in_graph,
@@ -226,8 +227,8 @@ def trace(
     layout = loaded.facts.input
     example = torch.zeros(layout.shape(size, batch), dtype=getattr(torch, layout.dtype))
     symbolic = layout.symbolic_axes(dynamic)
-    program = _export(wrapped, example, layout.name, symbolic, names, opset)
-    model: ir.Model = program.model
+    model: ir.Model = _export(wrapped, example, layout.name, symbolic, names, opset).model
+    forget_rewritten_graph()
     _free_output_names(model.graph)
     _name_dimensions(model, symbolic)
     _drop_prefix(model.graph, "module.")

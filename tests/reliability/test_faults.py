@@ -14,13 +14,13 @@ from vitpe_deploy.files import StagedFiles
 
 
 @pytest.fixture(scope="module")
-def faults(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("faults")
+def workshop(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("fault_workshop")
 
 
 @pytest.fixture(scope="module")
-def shop(faults: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return faults.Workshop(tmp_path_factory.mktemp("faults"))
+def shop(workshop: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return workshop.Workshop(tmp_path_factory.mktemp("faults"))
 
 
 def test_every_file_differs_between_the_sets(shop: Any) -> None:
@@ -32,28 +32,31 @@ def test_every_file_differs_between_the_sets(shop: Any) -> None:
     assert shop.operations > 10
 
 
-def test_kills_leave_the_old_set_or_the_new(faults: ModuleType, shop: Any) -> None:
+def test_kills_leave_the_old_set_or_the_new(script: Callable[[str], ModuleType], shop: Any) -> None:
     """Two of each signal, one by the clock and one at an operation on the folder."""
-    counts, failures = faults.kills(shop, 6, seed=3)
+    counts, failures = script("faults").kills(shop, 6, seed=3)
     assert failures == []
     assert sum(counts.values()) == 6
 
 
-def test_other_faults_leave_the_old_set_or_the_new(faults: ModuleType, shop: Any) -> None:
+def test_other_faults_leave_the_old_set_or_the_new(
+    script: Callable[[str], ModuleType], shop: Any
+) -> None:
+    kinds = script("fault_kinds")
     tried = {
-        "full disk": faults.full_disk(shop, 2),
-        "limit": faults.full_by_limit(shop, 1),
-        "read-only": faults.read_only(shop),
-        "no permission": faults.no_permission(shop),
-        "another file system": faults.other_file_system(shop),
-        "two at once": faults.two_at_once(shop, 1),
-        "folder removed": faults.folder_removed(shop, 1, seed=0),
+        "full disk": kinds.full_disk(shop, 2),
+        "limit": kinds.full_by_limit(shop, 1),
+        "read-only": kinds.read_only(shop),
+        "no permission": kinds.no_permission(shop),
+        "another file system": kinds.other_file_system(shop),
+        "two at once": kinds.two_at_once(shop, 1),
+        "folder removed": kinds.folder_removed(shop, 1, seed=0),
     }
     assert {name: found for name, found in tried.items() if found} == {}
     assert tried["no permission"] == []  # None would mean that it was not tried
 
 
-def test_mixtures_and_strays_are_noticed(faults: ModuleType, shop: Any) -> None:
+def test_mixtures_and_strays_are_noticed(workshop: ModuleType, shop: Any) -> None:
     folder = shop.fresh(shop.old)
     assert shop.left(folder) == "old"
     name = next(n for n in shop.old if n.endswith(".onnx"))
@@ -61,14 +64,14 @@ def test_mixtures_and_strays_are_noticed(faults: ModuleType, shop: Any) -> None:
     assert shop.left(folder).startswith("a mixture: ")
     (folder / name).write_bytes(shop.old[name][:-1])
     assert f"{name} half" in shop.left(folder)
-    faults.fill(folder, shop.old)
+    workshop.fill(folder, shop.old)
     with StagedFiles(folder):  # a writer that is still at work: its folder stays
         assert shop.left(folder).startswith("left over: .vitpe-tmp-")
     assert shop.left(folder) == "old"
 
 
-def test_unclear_ends_are_noticed(faults: ModuleType, tmp_path: Path) -> None:
-    export = faults.Export(None, None, tmp_path / "log")
+def test_unclear_ends_are_noticed(workshop: ModuleType, tmp_path: Path) -> None:
+    export = workshop.Export(None, None, tmp_path / "log")
 
     def problem(code: int | None, said: str) -> str:
         export.log.write_text(said)
