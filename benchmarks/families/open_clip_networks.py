@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import open_clip
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.families.base import Arrays, Library, Saved
 from benchmarks.families.weights import redraw
@@ -70,13 +70,34 @@ class OpenClip(Library):
     def reference(
         self, name: str, saved: Saved, mode: str, size: tuple[int, int], inputs: Any
     ) -> Arrays:
-        """The embedding, not normalised; the table resampled as open_clip loads weights."""
+        """The embedding, not normalised.
+
+        Of pictures, the table is resampled as open_clip loads weights. Text shorter than the
+        context has no forward: its network is one of that context, with the first rows.
+        """
         tower, _ = FAMILIES[name]
+        folder = Path(saved.model.removeprefix("open_clip:"))
+        if tower == "text" and size[1] != _TEXT["context_length"]:
+            folder = _shorter(folder, size[1])
         more = {} if tower == "text" or mode == "native" else {"force_image_size": size}
-        module = _create(Path(saved.model.removeprefix("open_clip:")), **more)
+        module = _create(folder, **more)
         run = module.encode_text if tower == "text" else module.encode_image
         with torch.no_grad():
             return {"*": run(inputs).numpy()}
+
+
+def _shorter(folder: Path, length: int) -> Path:
+    """A folder whose text tower reads so many tokens."""
+    found = folder.with_name(f"{folder.name}-{length}")
+    if not found.is_dir():
+        found.mkdir()
+        config = json.loads((folder / "open_clip_config.json").read_text())
+        config["model_cfg"]["text_cfg"]["context_length"] = length
+        (found / "open_clip_config.json").write_text(json.dumps(config))
+        state = load_file(folder / "open_clip_model.safetensors")
+        state["positional_embedding"] = state["positional_embedding"][:length].contiguous()
+        save_file(state, found / "open_clip_model.safetensors")
+    return found
 
 
 def _create(folder: Path, **more: Any) -> Any:

@@ -181,6 +181,7 @@ SMALL: Mapping[str, Small] = {
     "siglip-text": Small("SiglipModel", _two_towers(projection=False), tower="text"),
     "owlvit-vision": Small("OwlViTVisionModel", _PLAIN),
     "aimv2": Small("Aimv2VisionModel", _PLAIN),
+    "aimv2-native": Small("Aimv2VisionModel", {**_PLAIN, "is_native": True}),
     "videomae": Small("VideoMAEModel", {**_PLAIN, "num_frames": 4, "tubelet_size": 2}),
     "timesformer": Small("TimesformerModel", {**_PLAIN, "num_frames": 4}),
     "vivit": Small("VivitModel", {**_PLAIN, "num_frames": 4, "tubelet_size": [2, 16, 16]}),
