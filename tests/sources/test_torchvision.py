@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models import SwinTransformer, VisionTransformer, get_model
+from torchvision.models import MaxVit, SwinTransformer, VisionTransformer, get_model
 from torchvision.models._api import BUILTIN_MODELS, register_model
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 from torchvision.models.video import SwinTransformer3d
@@ -47,10 +47,17 @@ def tiny_swin3d(weights: Any = None) -> nn.Module:
     return _redrawn(SwinTransformer3d([2, 4, 4], 16, [2, 2], [2, 2], [4, 4, 4], num_classes=5))
 
 
+def tiny_maxvit(weights: Any = None, input_size: Any = (64, 64)) -> nn.Module:
+    """Two blocks: maps of a quarter and an eighth of the picture, windows of 2."""
+    return _redrawn(
+        MaxVit(input_size, 8, 2, [8, 16], [1, 1], 4, stochastic_depth_prob=0.0, num_classes=5)
+    )
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Any:
     """Tiny networks in torchvision's own registry, as a user adds theirs."""
-    builders = (tiny_vit, tiny_swin, tiny_swin_v2, tiny_swin3d)
+    builders = (tiny_vit, tiny_swin, tiny_swin_v2, tiny_swin3d, tiny_maxvit)
     for builder in builders:
         register_model()(builder)
     yield
@@ -135,6 +142,16 @@ def test_clips_of_any_size(export: Any) -> None:
         verify_resolutions=["8x30"],
     ).report  # fmt: skip
     assert max(row.max_rel for row in report.parity) <= 1e-5
+
+
+def test_maxvit_at_sizes_of_whole_windows(kit: Any, export: Any) -> None:
+    """Multiples of 16: windows of 2 on a map reduced 8 times. No table belongs to the size."""
+    with pytest.raises(SizeError, match="windows of 2 on a map reduced 8 times") as refused:
+        _facts("tiny_maxvit").size_rule.check(Resolution(72, 72))
+    assert refused.value.hint == "Use 64 or 80."
+    right = _library("tiny_maxvit", 1, input_size=(80, 80))
+    right.load_state_dict(_library("tiny_maxvit").state_dict())
+    _matches(kit, export("torchvision:tiny_maxvit", 80), right, kit.pictures(80, 80))
 
 
 @pytest.mark.slow
