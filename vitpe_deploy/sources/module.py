@@ -80,12 +80,16 @@ class ModuleSource(Source):
 
     def load(self) -> LoadedModel:
         """The module itself; it is copied, never changed or run."""
-        module, origin = detached(self.module), "of the module"
-        path = self.request.weights
-        if path is not None:
-            module = with_own_memory(module)
-            origin = load_checkpoint(module, path)
+        module, origin = self.weighted()
         return PlainModel(self.facts(), module, origin, self.request.resample, self.sizes())
+
+    def weighted(self) -> tuple[nn.Module, str]:
+        """A copy of the module with the weights of ``--weights``, and where they come from."""
+        path = self.request.weights
+        if path is None:
+            return detached(self.module), "of the module"
+        module = with_own_memory(detached(self.module))
+        return module, load_checkpoint(module, path)
 
 
 def module_facts(module: nn.Module, sizes: ModuleSizes, *, name: str, spec: str) -> ModelFacts:

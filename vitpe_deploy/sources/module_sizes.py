@@ -75,7 +75,7 @@ def find_sizes(module: nn.Module, asked: Resolution | None, pos_embed: str | Non
             hint="Export a Vision Transformer, or one of the named sources.",
         )
     patch = (int(convolution.kernel_size[0]), int(convolution.kernel_size[1]))
-    stated = _stated_size(module)
+    stated = stated_size(module)
     search = Search(lambda: detached(module), int(convolution.in_channels), patch, stated)
     start = asked or stated or Resolution(14 * patch[0], 14 * patch[1])
     step, tables, reason = _find_step(module, search, start, pos_embed)
@@ -106,7 +106,7 @@ def find_sizes(module: nn.Module, asked: Resolution | None, pos_embed: str | Non
         rule = SizeRule(step, f"{times}x{times} windows of patch size {named}")
     if asked is not None:
         rule.check(asked, allow_floor=True)
-    size = size or _unlike(step, Resolution(*step))
+    size = size or unlike(step, Resolution(*step))
     trial = search.run(size, tables)
     if not trial.ran:
         rule.check(size)
@@ -119,9 +119,9 @@ def _find_step(
 ) -> tuple[Grid | None, tuple[PositionTable, ...], str]:
     """The smallest step at which the module runs, the tables it needs, and else the reason."""
     reason = ""
-    for times in _multiples(module):
+    for times in multiples(module):
         step = (search.patch[0] * times, search.patch[1] * times)
-        other = _unlike(step, start)
+        other = unlike(step, start)
         if pos_embed is None:
             trial = search.run(other)
             if trial.ran:
@@ -132,7 +132,7 @@ def _find_step(
             try:
                 tables = search.find(other, named=pos_embed)
             except UnsupportedError:
-                if times == max(_multiples(module)):
+                if times == max(multiples(module)):
                     return _refuse_named(search, start, pos_embed)
                 continue
         if tables:
@@ -144,11 +144,11 @@ def _refuse_named(
     search: Search, start: Resolution, pos_embed: str
 ) -> tuple[Grid | None, tuple[PositionTable, ...], str]:
     """Say of the smallest step why the table that was named does not fit."""
-    search.find(_unlike(search.patch, start), named=pos_embed)
+    search.find(unlike(search.patch, start), named=pos_embed)
     return None, (), ""
 
 
-def _multiples(module: nn.Module) -> tuple[int, ...]:
+def multiples(module: nn.Module) -> tuple[int, ...]:
     """Patches per step to try, smallest first."""
     hints = {
         n
@@ -167,7 +167,7 @@ def _whole_numbers(value: Any) -> Iterator[int]:
             yield from _whole_numbers(item)
 
 
-def _unlike(step: Grid, start: Resolution) -> Resolution:
+def unlike(step: Grid, start: Resolution) -> Resolution:
     """A size of different prime numbers of steps, both above those of ``start``."""
     least = max(start.height // step[0], start.width // step[1], 4) + 1
     first = next(n for n in range(least, 4 * least) if _is_prime(n))
@@ -179,7 +179,7 @@ def _is_prime(n: int) -> bool:
     return n > 1 and all(n % k for k in range(2, math.isqrt(n) + 1))
 
 
-def _stated_size(module: nn.Module) -> Resolution | None:
+def stated_size(module: nn.Module) -> Resolution | None:
     """The size that an attribute of the module or its patch embedding names."""
     holders = [module, getattr(module, "config", None), *module.children()]
     for holder in holders:
@@ -203,7 +203,7 @@ def _native(
         rows, columns = tables[0].grid
         return Resolution(rows * search.patch[0], columns * search.patch[1])
     if step is not None:
-        grids = _resampled_grids(module, search, _unlike(step, Resolution(*step)))
+        grids = _resampled_grids(module, search, unlike(step, Resolution(*step)))
         if len(grids) == 1:
             rows, columns = next(iter(grids))
             return Resolution(rows * search.patch[0], columns * search.patch[1])

@@ -2,7 +2,9 @@
 
 The module is looked up as Python does it, and in the current folder, which a console script does
 not search by itself. The callable gets the options of ``--model-kwarg`` and gives an ``nn.Module``
-that takes pixel values [B, C, H, W]; the rest is :mod:`vitpe_deploy.sources.module`.
+that takes pixel values [B, C, H, W]; the rest is :mod:`vitpe_deploy.sources.module`. A network that
+runs at one size only is built again for another one when the callable takes ``img_size``,
+``image_size`` or ``input_size``: :mod:`vitpe_deploy.sources.rebuilt`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitpe_deploy.errors import MissingExtraError, UsageError
-from vitpe_deploy.request import ModelRequest, closest
+from vitpe_deploy.errors import MissingExtraError, UnsupportedError, UsageError
+from vitpe_deploy.request import ModelRequest, Resolution, closest
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, Source
 from vitpe_deploy.sources.options import python_value
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitpe_deploy.sources.module import ModuleSource
+    from vitpe_deploy.sources.module_sizes import ModuleSizes
+    from vitpe_deploy.sources.rebuilt import Rebuild
 
 PREFIX = "py:"
 
@@ -48,22 +52,97 @@ class PythonSource(Source):
         self._name = f"{where.rpartition('.')[2]}-{name.rpartition('.')[2]}"
         self._options = {k: python_value(k, v) for k, v in request.kwargs.items()}
         self._inner: ModuleSource | None = None
+        self._built_with: dict[str, Any] = {}
+        self._found: ModuleSizes | None = None
+        self._rebuild: Rebuild | None = None
 
     def facts(self) -> ModelFacts:
         """Of the network that the callable builds, before any weight file is read."""
         from vitpe_deploy.sources.module import module_facts
 
         source = self._open()
-        return module_facts(source.module, source.sizes(), name=self._name, spec=self.request.model)
+        sizes = self._sizes()
+        return module_facts(source.module, sizes, name=self._name, spec=self.request.model)
 
     def load(self) -> LoadedModel:
         """Seeded random weights, or those of ``--weights``."""
         source = self._open()
-        loaded = source.load()
+        self._sizes()
+        loaded = source.load() if self._rebuild is None else self._rebuilt(source, self._rebuild)
         loaded.facts = self.facts()
         if self.request.weights is None:
             loaded.weights = f"of {self.request.model}, seed {self.request.seed}"
         return loaded
+
+    def _rebuilt(self, source: ModuleSource, rebuild: Rebuild) -> LoadedModel:
+        from vitpe_deploy.sources.rebuilt import RebuiltModel
+
+        module, origin = source.weighted()
+        resample = self.request.resample
+        return RebuiltModel(self.facts(), module, origin, resample, self._sizes(), rebuild)
+
+    def _sizes(self) -> ModuleSizes:
+        """Sizes of the network by itself, or of those that the callable builds."""
+        if self._found is None:
+            source = self._open()
+            try:
+                self._found = source.sizes()
+                alone = self._found.rule.fixed is not None
+            except UnsupportedError:
+                # Which tensors belong to a size shows when the callable builds another one.
+                option = self._size_option()
+                if option is None or self.request.pos_embed is not None:
+                    raise
+                self._found, alone = None, True
+            found = self._by_rebuilding(source.module) if alone else None
+            if found is None and self._found is None:
+                self._found = source.sizes()  # raises again
+            self._found = found or self._found
+        assert self._found is not None
+        return self._found
+
+    def _by_rebuilding(self, module: nn.Module) -> ModuleSizes | None:
+        """Sizes that the callable can build the network for; None when it takes no size."""
+        from vitpe_deploy.sources.inspection import patch_convolution
+        from vitpe_deploy.sources.module_sizes import stated_size
+        from vitpe_deploy.sources.rebuilt import rebuild_of
+
+        option = self._size_option()
+        native = self._default_size(option) or stated_size(module)
+        convolution = patch_convolution(module)
+        if option is None or native is None or convolution is None:
+            return None
+        as_pair = isinstance(self._default(option), (tuple, list))
+
+        def make(size: Resolution) -> nn.Module:
+            square = size.height == size.width and not as_pair
+            value = size.height if square else (size.height, size.width)
+            return self._build({**self._built_with, option: value})
+
+        rebuild = rebuild_of(module, make, option, native)
+        found = None if rebuild is None else rebuild.sizes(module, int(convolution.in_channels))
+        self._rebuild = None if found is None else rebuild
+        return found
+
+    def _size_option(self) -> str | None:
+        """The argument by which the callable is told the size; None where the user gave it."""
+        from vitpe_deploy.sources.rebuilt import SIZE_OPTIONS
+
+        known = _parameters(self._callable)
+        return next((n for n in SIZE_OPTIONS if n in known and n not in self._options), None)
+
+    def _default(self, option: str | None) -> Any:
+        return (
+            None if option is None else inspect.signature(self._callable).parameters[option].default
+        )
+
+    def _default_size(self, option: str | None) -> Resolution | None:
+        """The size that the callable builds by itself."""
+        value = self._default(option)
+        if isinstance(value, int) and value > 0:
+            return Resolution(value, value)
+        pair = isinstance(value, (tuple, list)) and len(value) == 2
+        return Resolution(*value) if pair and all(isinstance(n, int) for n in value) else None
 
     def _open(self) -> ModuleSource:
         from vitpe_deploy.sources.module import ModuleSource
@@ -72,6 +151,7 @@ class PythonSource(Source):
             options = dict(self._options)
             if self.request.weights is not None:
                 options |= self._class_count(options)
+            self._built_with = options
             self._inner = ModuleSource(self._build(options), self.request, None)
         return self._inner
 
