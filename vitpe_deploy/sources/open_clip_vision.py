@@ -204,5 +204,5 @@ class ViTModel(WatchedModel):
         found["cls"] = tokens[:, 0]
         if "feature-map" in names:
             grid = self.facts.grid(Resolution(*inputs.shape[-2:]))
-            found["feature-map"] = tokens[:, 1:].transpose(1, 2).unflatten(2, grid)
+            found["feature-map"] = torch.unflatten(tokens[:, 1:].transpose(1, 2), 2, grid)
         return {name: found[name] for name in names}
