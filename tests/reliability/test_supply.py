@@ -108,7 +108,8 @@ def requirements() -> dict[str, str]:
             continue
         (specifier,) = requirement.specifier
         assert specifier.operator == ">=", f"{requirement}: a lower bound and nothing else"
-        found[requirement.name] = specifier.version
+        # An extra may ask for a newer one than the base install; the table says both.
+        found.setdefault(requirement.name, specifier.version)
     return found
 
 
