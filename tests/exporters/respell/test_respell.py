@@ -152,9 +152,9 @@ def test_rotary_written_out(tmp_path: Path, interleaved: bool) -> None:
     generator = np.random.default_rng(0)
     helper, float_ = onnx.helper, onnx.TensorProto.FLOAT
     tables = {
-        "positions": np.array([[2, 0, 1, 3, 3]] * 2, dtype=np.int64),
-        "cos": generator.standard_normal((4, 3)).astype(np.float32),
-        "sin": generator.standard_normal((4, 3)).astype(np.float32),
+        "positions": np.array([[2, 0, 5, 3, 3]] * 2, dtype=np.int64),
+        "cos": generator.standard_normal((6, 3)).astype(np.float32),
+        "sin": generator.standard_normal((6, 3)).astype(np.float32),
     }
     node = helper.make_node(
         "RotaryEmbedding", ["x", *tables], ["y"], domain="com.microsoft",
