@@ -43,13 +43,6 @@ FAMILIES: Mapping[str, Family] = {
     # Masking shuffles tokens by random numbers; nothing masked and numbers that ascend (the
     # network is called with them as its `noise`) leave every token where it is.
     "vit_mae": Family(config={"mask_ratio": 0.0}),
-    "mobilevitv2": Family(
-        no_dynamic="transformers joins its patches with torch's fold, which cannot be traced with "
-        "symbolic sizes"
-    ),
-    "depth_anything": Family(
-        no_dynamic="transformers computes the sizes of its head in Python, which a trace freezes"
-    ),
     # Sine and cosine of the tubelet's number, in a tensor that is no parameter.
     "videomae": Family(encoding="sincos-1d"),
     "sam": Family(part="vision_encoder"),
