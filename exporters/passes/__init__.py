@@ -18,6 +18,7 @@ from exporters.passes.layer_scale import FoldLayerScale
 from exporters.passes.pooled_mean import PooledMean
 from exporters.passes.resize import UnfoldResize
 from exporters.passes.rotary import FuseRotary
+from exporters.passes.rotary_layout import HalfSplitRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.tidy import Tidy
 from exporters.passes.token_order import TokenOrder
@@ -32,6 +33,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     FoldConstants,
     FuseRotary,
     SeparateProjections,
+    HalfSplitRotary,
     FoldLayerScale,
     PooledMean,
     UnreadTokens,

@@ -1,17 +1,17 @@
 """Rotate queries and keys with one ``com.microsoft.RotaryEmbedding`` each.
 
 Libraries spell the rotation of a head with Slice, Neg, Concat, Mul and Add, and take the prefix
-tokens off before it and put them back after it. The pass reads none of these spellings: whatever
-lies between the heads x and their rotation R and only moves, adds, or multiplies by constants is
-run on three probes.
+tokens off before it and put them back after it. :mod:`exporters.passes.rotation` measures what
+such a region does, whatever its spelling; rows of prefix tokens come out as cosine 1 and sine 0.
+:mod:`exporters.passes.rotary_tables` writes the tables, one for all layers of equal angles, with
+sizes and batch fixed or symbolic.
 
-* x with ones in the first channel of every pair reads cosines and sines off, for either pairing
-  (case 1: channels i and i + d/2; case 2: channels 2i and 2i + 1).
-* Random x must then come out as those tables turn it, to rounding. A linear map that agrees on
-  random numbers is the same map.
+The node reads [B, N, D], so that heads need not be moved forward and back. Where every head has
+angles of its own, heads are counted as tokens: [B, N * M, d] are the same numbers in the same
+order. Row numbers are written out as [B, N]: OpenVINO misreads the single offset that the operator
+also allows.
 
-Rows of prefix tokens come out as cosine 1 and sine 0 by themselves. The node reads [B, N, D], so
-that heads need not be moved forward and back, and all layers of equal angles share one table.
+Letters used in shapes: B batch, M heads, N tokens, d head size, D = M * d.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-import onnx
-import onnx.reference
 import onnx_ir as ir
 
 from exporters.passes.attention import HeadsFlattener
@@ -29,20 +26,20 @@ from exporters.passes.base import (
     GraphPass,
     PassContext,
     PassOutcome,
-    constant,
     insert_before,
-    new_initializer,
     remove_dead,
-    static_shape,
+    static_dim,
 )
+from exporters.passes.rotary_tables import RotaryTables
+from exporters.passes.rotation import Measurer, Region, Turn, region_before
+from exporters.passes.size_only import Bindings, SizeOnly
 from vitpe_deploy.request import Target
 
 _CONTRIB = "com.microsoft"
-_LINEAR = frozenset(
-    {"Slice", "Split", "Neg", "Concat", "Mul", "Add", "Sub", "Unsqueeze", "Squeeze", "Reshape"}
-)
-_MOST_NODES = 40
-_TOLERANCE = 1e-5
+_PIXELS = ((112, 224), (224, 168))
+"""Two sizes to measure at: neither square, more than one patch of up to 56 pixels."""
+_LENGTHS = (12, 20)
+_BATCH = 2
 
 
 class FuseRotary(GraphPass):
@@ -55,50 +52,35 @@ class FuseRotary(GraphPass):
         outcome = PassOutcome()
         if context.target is Target.PORTABLE:
             return outcome
-        graph = model.graph
-        order = {id(node): k for k, node in enumerate(graph)}
-        tables: dict[tuple[object, ...], tuple[ir.Value, ...]] = {}
-        flattener = HeadsFlattener(graph)
-        for node in list(graph):
-            if node.op_type != "MultiHeadAttention":
-                continue
-            for place in (0, 1):
-                rotated = _heads_before(node.inputs[place])
-                found = None if rotated is None else _between(rotated, order)
-                if rotated is None or found is None:
-                    continue
-                x, inner = found
-                shape = static_shape(rotated)
-                if shape is None:
-                    outcome.refuse(node, f"sizes are symbolic: {rotated.shape}")
-                    continue
-                turn = _turn_of(x, rotated, inner, shape, model.opset_imports[""])
-                if isinstance(turn, str):
-                    outcome.refuse(node, turn)
-                    continue
-                cos, sin, interleaved = turn
-                key = (shape[0], cos.shape, cos.tobytes(), sin.tobytes())
-                if key not in tables:
-                    rows = np.tile(np.arange(shape[2], dtype=np.int64), (shape[0], 1))
-                    tables[key] = tuple(
-                        new_initializer(graph, f"rotary_{label}", array)
-                        for label, array in (("positions", rows), ("cos", cos), ("sin", sin))
-                    )
-                flat = flattener.flatten_heads(node, x, shape[1])
-                fused = ir.node(
-                    "RotaryEmbedding",
-                    [flat, *tables[key]],
-                    {"num_heads": shape[1], "interleaved": int(interleaved)},
-                    domain=_CONTRIB,
-                    name=f"{node.name}_rotary_{'qk'[place]}",
-                )
-                insert_before(node, [fused])
-                out = fused.outputs[0]
-                out.type, out.shape = x.type, ir.Shape([shape[0], shape[2], shape[1] * shape[3]])
-                node.replace_input_with(place, out)
+        graph, opset = model.graph, model.opset_imports[""]
+        sizes = SizeOnly(graph, opset)
+        candidates = _candidates(graph, sizes)
+        measurer = Measurer(sizes, _bindings([region for *_, region in candidates]), opset)
+        writer = _Writer(graph, measurer)
+        for node, place, region in candidates:
+            turn = measurer.turn(region)
+            refused = turn if isinstance(turn, str) else writer.rotate(node, place, region, turn)
+            if refused is None:
                 outcome.changed += 1
+            else:
+                outcome.refuse(node, refused)
         remove_dead(graph)
         return outcome
+
+
+def _candidates(graph: ir.Graph, sizes: SizeOnly) -> list[tuple[ir.Node, int, Region]]:
+    """Attention nodes, which of their inputs is rotated, and by what."""
+    order = {id(node): k for k, node in enumerate(graph)}
+    found = []
+    for node in graph:
+        if node.op_type != "MultiHeadAttention":
+            continue
+        for place in (0, 1):
+            rotated = _heads_before(node.inputs[place])
+            region = None if rotated is None else region_before(rotated, sizes, order)
+            if region is not None:
+                found.append((node, place, region))
+    return found
 
 
 def _heads_before(flat: ir.Value | None) -> ir.Value | None:
@@ -110,96 +92,68 @@ def _heads_before(flat: ir.Value | None) -> ir.Value | None:
     return turned.inputs[0] if turned is not None and turned.op_type == "Transpose" else None
 
 
-def _between(rotated: ir.Value, order: dict[int, int]) -> tuple[ir.Value, list[ir.Node]] | None:
-    """The one value of the same shape that all of ``rotated`` is made of, and what is between."""
-    frontier, inner = {id(rotated): rotated}, list[ir.Node]()
-    while len(inner) < _MOST_NODES:
-        producers = [p for v in frontier.values() if (p := v.producer()) is not None]
-        if not producers:
-            return None
-        last = max(producers, key=lambda p: order.get(id(p), -1))
-        if last.op_type not in _LINEAR or last.domain != "":
-            return None
-        inner.append(last)
-        for value in last.outputs:
-            frontier.pop(id(value), None)
-        for read in last.inputs:
-            if read is not None and constant(read) is None:
-                frontier[id(read)] = read
-        if len(frontier) != 1 or not any(n.op_type == "Mul" for n in inner):
-            continue
-        (x,) = frontier.values()
-        if x.shape is not None and x.shape == rotated.shape:
-            return x, inner[::-1]
-    return None
+def _bindings(regions: Sequence[Region]) -> tuple[Bindings, ...]:
+    """Numbers for the symbols of all regions, twice; once nothing where all sizes are fixed."""
+    symbols, batches, lengths = set[str](), set[str](), set[str]()
+    for region in regions:
+        symbols |= region.shape.free_symbols()
+        for dim, found in zip(region.shape, (batches, None, lengths), strict=False):
+            if found is not None and isinstance(dim, ir.SymbolicDim):
+                # Tokens that are a lone symbol are counted by the input, not made of pixels.
+                alone = dim.free_symbols() == {dim.value}
+                found |= dim.free_symbols() if found is batches or alone else set()
+    if not symbols:
+        return ({},)
+    pixels = sorted(symbols - batches - lengths)
+    return tuple(
+        dict.fromkeys(batches, _BATCH)
+        | dict.fromkeys(lengths - batches, length)
+        | {name: pair[k % 2] for k, name in enumerate(pixels)}
+        for pair, length in zip(_PIXELS, _LENGTHS, strict=True)
+    )
 
 
-def _turn_of(
-    x: ir.Value, rotated: ir.Value, inner: Sequence[ir.Node], shape: tuple[int, ...], opset: int
-) -> tuple[np.ndarray, np.ndarray, bool] | str:
-    """Cosines and sines [N, d/2] and whether neighbours are pairs; or why it is no rotation."""
-    if len(shape) != 4 or shape[3] % 2:
-        return f"heads of shape {shape} have no channel pairs"
-    run = _runner(x, rotated, inner, shape, opset)
-    half = shape[3] // 2
-    random = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    wanted = run(random)
-    for interleaved in (False, True):
-        first = np.arange(half) * 2 if interleaved else np.arange(half)
-        second = first + 1 if interleaved else first + half
-        probe = np.zeros(shape, dtype=np.float32)
-        probe[..., first] = 1
-        answer = run(probe)
-        cos, sin = answer[0, 0][:, first], answer[0, 0][:, second]
-        turned = np.empty_like(random)
-        turned[..., first] = random[..., first] * cos - random[..., second] * sin
-        turned[..., second] = random[..., second] * cos + random[..., first] * sin
-        if sin.any() and np.abs(turned - wanted).max() <= _TOLERANCE:
-            return np.ascontiguousarray(cos), np.ascontiguousarray(sin), interleaved
-    return "what is done to the heads is no rotation with one table for all heads"
+class _Writer:
+    """Writes the new nodes of one graph."""
 
+    def __init__(self, graph: ir.Graph, measurer: Measurer) -> None:
+        self._measurer = measurer
+        self._flattener = HeadsFlattener(graph)
+        self._tables = RotaryTables(graph)
 
-class _Probe:
-    """Runs what is between x and its rotation."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._session = onnx.reference.ReferenceEvaluator(model)
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        result: np.ndarray = self._session.run(None, {"x": x})[0]
-        return result
-
-
-def _runner(
-    x: ir.Value, rotated: ir.Value, inner: Sequence[ir.Node], shape: tuple[int, ...], opset: int
-) -> _Probe:
-    names: dict[int, str] = {id(x): "x"}
-    tensors = []
-
-    def name_of(value: ir.Value | None) -> str:
-        if value is None:
-            return ""
-        if id(value) not in names:
-            names[id(value)] = f"v{len(names)}"
-            array = constant(value)
-            if array is not None:
-                tensors.append(onnx.numpy_helper.from_array(array, names[id(value)]))
-        return names[id(value)]
-
-    nodes = []
-    for node in inner:
-        proto = onnx.helper.make_node(
-            node.op_type, [name_of(v) for v in node.inputs], [name_of(v) for v in node.outputs]
+    def rotate(self, node: ir.Node, place: int, region: Region, turn: Turn) -> str | None:
+        """Let attention ``node`` read heads that one operator turns; or say why not."""
+        num_heads, head_dim = static_dim(region.x, 1), static_dim(region.x, 3)
+        if num_heads is None or head_dim is None:
+            return f"heads {region.shape} have no fixed size"
+        arrays = self._measurer.free_arrays(region)
+        cos = self._tables.table(node, region, arrays, turn, "cos")
+        sin = self._tables.table(node, region, arrays, turn, "sin")
+        if cos is None or sin is None:
+            return "no value that the rotation multiplies by is its table"
+        flat = self._flattener.flatten_heads(node, region.x, num_heads)  # [B, N, D]
+        rows = self._tables.row_numbers(node, flat, cos, region, turn)
+        turned = ir.node(
+            "RotaryEmbedding",
+            [flat, rows, cos, sin],
+            {
+                "num_heads": num_heads if turn.shared else 1,
+                "interleaved": int(turn.interleaved),
+            },
+            domain=_CONTRIB,
+            name=f"{node.name}_rotary_{'qk'[place]}" if node.name else None,
         )
-        proto.attribute.extend(ir.to_proto(a) for a in node.attributes.values())
-        nodes.append(proto)
-    graph = onnx.helper.make_graph(
-        nodes,
-        "rotation",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [onnx.helper.make_tensor_value_info(name_of(rotated), onnx.TensorProto.FLOAT, None)],
-        tensors,
-    )
-    return _Probe(
-        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    )
+        nodes = [turned]
+        if not turn.shared:
+            ints = self._tables.integers
+            apart = ir.node("Reshape", [flat, ints(0, -1, head_dim)])
+            turned.replace_input_with(0, apart.outputs[0])
+            whole = ir.node("Reshape", [turned.outputs[0], ints(0, -1, num_heads * head_dim)])
+            nodes = [apart, turned, whole]
+        insert_before(node, nodes)
+        for one in nodes:
+            one.outputs[0].type = region.x.type
+        out = nodes[-1].outputs[0]
+        out.shape = ir.Shape([region.shape[0], region.shape[2], num_heads * head_dim])
+        node.replace_input_with(place, out)
+        return None

@@ -74,8 +74,15 @@ def _splits_for_attention(node: ir.Node) -> bool:
     sizes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     if sizes is not None and len(set(sizes.tolist())) != 1:
         return False
-    readers = {reader.op_type for part in node.outputs for reader, _ in part.uses()}
+    readers = {name for part in node.outputs for name in _readers(part)}
     return bool(readers & {"MultiHeadAttention", "RotaryEmbedding"})
+
+
+def _readers(part: ir.Value) -> set[str]:
+    """Operators that read a value, or read it once its heads are counted as tokens."""
+    nodes = [reader for reader, _ in part.uses()]
+    behind = [r for n in nodes if n.op_type == "Reshape" for r, _ in n.outputs[0].uses()]
+    return {n.op_type for n in (*nodes, *behind)}
 
 
 def _part(graph: ir.Graph, packed: ir.Value, k: int, width: int, like: ir.Value) -> ir.Value:
