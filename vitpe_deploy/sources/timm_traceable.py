@@ -43,7 +43,7 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
         if rewrite_window_block(child):
             continue
         if symbolic and pools_to_a_grid(child):
-            child.forward = MethodType(pooled_to_a_grid, child)  # type: ignore[assignment]
+            child.forward = MethodType(pooled_to_a_grid, child)
         if symbolic and (rewrite_padding_block(child) or rewrite_padded_convolution(child)):
             continue
         if getattr(child, "fused_attn", None) is False:

@@ -66,7 +66,7 @@ def make_traceable(module: nn.Module, *, symbolic: bool) -> nn.Module:
                 child.unfolding = MethodType(_cut_patches, child)  # type: ignore[assignment]
                 child.folding = MethodType(_join_patches, child)  # type: ignore[assignment]
         elif pools_to_a_grid(child):
-            child.forward = MethodType(pooled_to_a_grid, child)  # type: ignore[assignment]
+            child.forward = MethodType(pooled_to_a_grid, child)
         elif "patch_height" in inspect.signature(child.forward).parameters:
             _read_again(child, "forward", {"int": _int_or_symbol})
         keep_sizes_symbolic(child)
