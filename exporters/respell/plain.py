@@ -6,8 +6,9 @@ Letters: B batch, M heads, N tokens, D = M * d embed_dim.
    heads back and joined.
 2. ``Attention`` of opset 23 over [B, M, N, d]: the same without moving heads.
 3. ``com.microsoft.RotaryEmbedding`` over [B, N, D]: heads forward, ``x cos + turned(x) sin`` with
-   the rows of its tables written out, heads back. ``turned`` swaps the halves of a head, or
-   neighbours when it is interleaved, with one sign changed.
+   the rows of its tables written out (read by Gather where sizes are symbolic), heads back.
+   ``turned`` swaps the halves of a head, or neighbours when it is interleaved, with one sign
+   changed.
 
 Shapes inside the graph need not be known; where heads come forward and went back just before, both
 fall away.
@@ -83,6 +84,7 @@ class _Writer:
         self._graph = graph
         self._shapes: dict[tuple[int, ...], ir.Value] = {}
         self._scales: dict[float, ir.Value] = {}
+        self._computed: dict[tuple[int, int, bool], ir.Value] = {}
 
     def multi_head(self, node: ir.Node) -> ir.Value:
         """Case 1."""
@@ -129,43 +131,53 @@ class _Writer:
         return self._add(node, "MatMul", [weights, value])
 
     def rotary(self, node: ir.Node) -> ir.Value:
-        """Case 3: tables [P, d/2] at positions [B, N] become [1, 1, N, d]."""
+        """Case 3: tables [P, d/2] at positions [B, N] become [1|B, 1, N, d]."""
         x, positions, cos, sin = node.inputs[:4]
-        rows, cosines, sines = constant(positions), constant(cos), constant(sin)
         heads = node.attributes.get_int("num_heads", 0)
-        fixed = rows is not None and rows.ndim == 2 and (rows == rows[:1]).all()
-        if rows is None or cosines is None or sines is None or not fixed or not heads:
+        if positions is None or cos is None or sin is None or not heads:
             raise UnsupportedError(f"{node.name} is a RotaryEmbedding that was not written here")
         interleaved = bool(node.attributes.get_int("interleaved", 0))
-        spread = _to_pairs if interleaved else _to_halves
         split = self._split(node, x, heads)
-        across = self._add(
-            node,
-            "Mul",
-            [self._turned(node, split, cosines.shape[1], interleaved=interleaved),
-             self._table(f"{sin.name if sin else 'sin'}_rows", spread(sines[rows[0]]))],
-        )  # fmt: skip
-        along = self._add(
-            node,
-            "Mul",
-            [split, self._table(f"{cos.name if cos else 'cos'}_rows", spread(cosines[rows[0]]))],
-        )
-        return self._join(node, self._add(node, "Add", [along, across]))
+        turned = self._turned(node, split, interleaved=interleaved)
+        across = self._rows(node, sin, positions, interleaved=interleaved)
+        along = self._rows(node, cos, positions, interleaved=interleaved)
+        products = [
+            self._add(node, "Mul", [turned, across]),
+            self._add(node, "Mul", [split, along]),
+        ]
+        return self._join(node, self._add(node, "Add", products))
 
-    def _turned(self, node: ir.Node, x: ir.Value, half: int, *, interleaved: bool) -> ir.Value:
+    def _rows(
+        self, node: ir.Node, table: ir.Value, positions: ir.Value, *, interleaved: bool
+    ) -> ir.Value:
+        """Rows of a table with a column per channel: a constant, or computed with the sizes."""
+        rows, numbers = constant(positions), constant(table)
+        if rows is not None and numbers is not None and (rows == rows[:1]).all():
+            spread = _to_pairs if interleaved else _to_halves
+            return self._table(f"{table.name}_rows", spread(numbers[rows[0]]))
+        key = (id(table), id(positions), interleaved)
+        if key not in self._computed:
+            read = self._add(node, "Gather", [table, positions], axis=0)  # [B, N, d/2]
+            if interleaved:
+                read = self._add(node, "Unsqueeze", [read, self._ints(-1)])
+            wide = self._add(node, "Concat", [read, read], axis=-1)
+            if interleaved:  # [B, N, d/2, 2]
+                wide = self._add(node, "Reshape", [wide, self._ints(0, 0, -1)])
+            self._computed[key] = self._add(node, "Unsqueeze", [wide, self._ints(1)])
+        return self._computed[key]
+
+    def _turned(self, node: ir.Node, x: ir.Value, *, interleaved: bool) -> ir.Value:
         """[B, M, N, d]: (a, b) -> (-b, a) for every pair of channels."""
         if not interleaved:
-            first, second = self._halves(node, x, half, axis=3)
+            first, second = self._halves(node, x, axis=3)
             return self._add(node, "Concat", [self._add(node, "Neg", [second]), first], axis=3)
-        pairs = self._add(node, "Reshape", [x, self._ints(0, 0, 0, half, 2)])
-        first, second = self._halves(node, pairs, 1, axis=4)
+        pairs = self._add(node, "Reshape", [x, self._ints(0, 0, 0, -1, 2)])
+        first, second = self._halves(node, pairs, axis=4)
         swapped = self._add(node, "Concat", [self._add(node, "Neg", [second]), first], axis=4)
-        return self._add(node, "Reshape", [swapped, self._ints(0, 0, 0, 2 * half)])
+        return self._add(node, "Reshape", [swapped, self._ints(0, 0, 0, -1)])
 
-    def _halves(
-        self, node: ir.Node, x: ir.Value, size: int, *, axis: int
-    ) -> tuple[ir.Value, ir.Value]:
-        parts = ir.node("Split", [x, self._ints(size, size)], {"axis": axis}, num_outputs=2)
+    def _halves(self, node: ir.Node, x: ir.Value, *, axis: int) -> tuple[ir.Value, ir.Value]:
+        parts = ir.node("Split", [x], {"axis": axis, "num_outputs": 2}, num_outputs=2)
         insert_before(node, [parts])
         first, second = parts.outputs
         first.type = second.type = x.type

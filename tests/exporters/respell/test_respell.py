@@ -146,8 +146,9 @@ def test_pytorch_still_agrees_and_consumers_are_told(ours: dict[str, Path], tmp_
     assert "standard operators only, opset 20" in after[standard].reasons[0]
 
 
+@pytest.mark.parametrize("computed", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_written_out(tmp_path: Path, interleaved: bool) -> None:
+def test_rotary_written_out(tmp_path: Path, interleaved: bool, computed: bool) -> None:
     """One node against its spelling, for both pairings, tables read at positions out of order."""
     generator = np.random.default_rng(0)
     helper, float_ = onnx.helper, onnx.TensorProto.FLOAT
@@ -156,17 +157,18 @@ def test_rotary_written_out(tmp_path: Path, interleaved: bool) -> None:
         "cos": generator.standard_normal((6, 3)).astype(np.float32),
         "sin": generator.standard_normal((6, 3)).astype(np.float32),
     }
+    given = "_given" if computed else ""
     node = helper.make_node(
         "RotaryEmbedding", ["x", *tables], ["y"], domain="com.microsoft",
         num_heads=2, interleaved=int(interleaved),
     )  # fmt: skip
     proto = helper.make_model(
         helper.make_graph(
-            [node],
+            [*(helper.make_node("Identity", [f"{k}{given}"], [k]) for k in tables if given), node],
             "rotary",
             [helper.make_tensor_value_info("x", float_, [2, 5, 12])],
             [helper.make_tensor_value_info("y", float_, [2, 5, 12])],
-            [onnx.numpy_helper.from_array(v, k) for k, v in tables.items()],
+            [onnx.numpy_helper.from_array(v, f"{k}{given}") for k, v in tables.items()],
         ),
         opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)],
         ir_version=9,
