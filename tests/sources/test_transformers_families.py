@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from vitpe_deploy.errors import SourceError
-from vitpe_deploy.request import ModelRequest
+from vitpe_deploy.request import ModelRequest, Resolution
 from vitpe_deploy.sources import open_source
 
 _BEIT = {
@@ -45,6 +48,31 @@ def test_tokens_of_a_convolutional_network_have_its_mean_before_them(tmp_path: P
     assert facts.prefix_tokens == 1
     assert facts.grid_divisor == (32, 32)
     assert set(facts.outputs) == {"tokens", "pooled", "cls", "feature-map"}
+
+
+def test_swin_is_compared_with_a_fresh_network_for_each_size(kit: Any) -> None:
+    """C13: the library's windows and shifts stay as the last small map left them."""
+    import transformers
+
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, window_size=4, embed_dim=16, depths=[2, 2], num_heads=[1, 2]
+    )
+    module = transformers.SwinModel(config).eval()
+    kit.randomise(module)
+    pixels = {n: kit.pictures(n, n) for n in (32, 64)}
+
+    def answer(network: Any, size: int) -> Any:
+        with torch.no_grad():
+            return network(pixels[size]).last_hidden_state
+
+    right = {n: answer(copy.deepcopy(module), n) for n in pixels}
+    used = copy.deepcopy(module)
+    answer(used, 32)
+    assert kit.max_rel(answer(used, 64), right[64]) > 1e-3
+    referee = open_source(ModelRequest(f"hf:{kit.save(module)}")).load().referee(symbolic=True)
+    for size, x in pixels.items():
+        (given,) = referee.outputs(Resolution(size, size), [x.numpy()], ["tokens"])
+        assert kit.max_rel(given["tokens"], right[size]) <= 1e-6, size
 
 
 def test_config_that_is_nested_too_deeply(tmp_path: Path) -> None:
