@@ -148,7 +148,8 @@ _MOVES = {
 
 def alone(node: ir.Node) -> int | None:
     """At which input a node reads rows that it treats one by one; None when it does not."""
-    if node.domain != "" or len(node.outputs) != 1:
+    # Constant has no inputs: the graphs of torch's first exporter keep it between other nodes.
+    if node.domain != "" or len(node.outputs) != 1 or not node.inputs:
         return None
     first = node.inputs[0]
     if node.op_type in _UNARY:
