@@ -16,6 +16,7 @@ from exporters.passes import PassRun
 from exporters.passes.unread_tokens import KEPT_TOKENS
 from exporters.plan import Plan, PlannedGraph, engines_for
 from exporters.trace import ATTENTION_DOMAIN
+from exporters.trim import give_back_memory
 from vitpe_deploy.errors import ArtifactError
 from vitpe_deploy.manifest import Manifest
 from vitpe_deploy.parity import (
@@ -204,6 +205,7 @@ def prove(
                     floor=floor,
                     problem=problem.message,
                 )
+            give_back_memory()
             found = name_first_block(found, answers)
             rows += found
             _report_rows(progress, runtime, artifact, found)

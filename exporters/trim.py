@@ -26,11 +26,16 @@ def forget_rewritten_graph() -> None:
 
 
 def trim_memory() -> None:
-    """Collect cycles, and give back what the C library keeps of freed memory (glibc only).
-
-    Freed weights of some megabytes each stay in the heap of glibc, in the way of an engine that is
-    about to load its own copy of them.
-    """
+    """Collect cycles, and give back what was freed."""
     gc.collect()
-    with suppress(OSError, AttributeError):
+    give_back_memory()
+
+
+def give_back_memory() -> None:
+    """Give back what the C library keeps of freed memory (glibc only).
+
+    Freed weights of some megabytes each stay in the heap of glibc, those of an engine that was
+    closed too, in the way of the next engine that is about to load its own copy of them.
+    """
+    with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
