@@ -167,8 +167,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--rounds", type=int, default=8, help="rounds per start")
     options.add_argument("--min-time", type=float, default=1.6, help="seconds per file and start")
     options.add_argument("--threads", type=int, default=available_cpus())
-    options.add_argument("--results", type=Path, default=Path("position_cost.jsonl"))
-    options.add_argument("--files", type=Path, default=Path("position_cost_files"))
+    options.add_argument("--results", type=Path, default=Path("out/position_cost.jsonl"))
+    options.add_argument("--files", type=Path, default=Path("out/position_cost"))
     options.add_argument("--export-only", action="store_true")
     options.add_argument("--markdown", action="store_true", help="print what was measured; no more")
     return options
@@ -189,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = [(n, e) for n in names for e in options.engine or ENGINES if (n, e) not in rows]
         for name, engine in () if options.export_only else missing:
             row = measured(name, engine, options)
+            options.results.parent.mkdir(parents=True, exist_ok=True)
             rows[name, engine] = row
             with options.results.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(asdict(row)) + "\n")
