@@ -89,8 +89,8 @@ def pictures() -> list[np.ndarray]:
 
 def library_scores(kind: str, made: Any, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Logits and probabilities of the library's own forward."""
-    padding = "max_length" if kind == "siglip" else True
-    tokens = tokenizer()(PROMPTS, padding=padding, max_length=16, return_tensors="pt")
+    padding = {"padding": "max_length", "max_length": 16} if kind == "siglip" else {"padding": True}
+    tokens = tokenizer()(PROMPTS, return_tensors="pt", **padding)
     options = {} if kind == "siglip" else {"attention_mask": tokens["attention_mask"]}
     with torch.no_grad():
         out = made(pixel_values=torch.from_numpy(values), input_ids=tokens["input_ids"], **options)

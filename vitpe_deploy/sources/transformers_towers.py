@@ -132,8 +132,8 @@ def _pairing(network: Any) -> Pairing | None:
     if scale is None or scale.numel() != 1:
         return None
     return Pairing(
-        scale=math.exp(float(scale)),
-        bias=0.0 if bias is None else float(bias),
+        scale=math.exp(float(scale.detach())),
+        bias=0.0 if bias is None else float(bias.detach()),
         scores="softmax" if bias is None else "sigmoid",
     )
 
