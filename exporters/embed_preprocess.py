@@ -127,7 +127,7 @@ def _fold(
     ):
         conv.replace_input_with(place, after)
         if before is not None and not before.uses() and before.name in graph.initializers:
-            graph.initializers.pop(before.name)
+            graph.initializers.pop(str(before.name))
 
 
 def _written_out(

@@ -43,7 +43,7 @@ class BucketIndex(Value):
     schema_: Literal["vitpe.buckets/1"] = Field(default="vitpe.buckets/1", alias="schema")
     version: str
     model: str
-    format: Literal["onnx", "openvino"]
+    format: Literal["onnx", "openvino", "ort"]
     precision: str
     weights: str
     choice: Literal["nearest-shape-then-area"] = "nearest-shape-then-area"

@@ -103,8 +103,8 @@ def _size_of(path: Path) -> int:
         pair = read_pair(path)
         manifests = [read_manifest(path.with_name(name)) for name in (pair.vision, pair.text)]
         tokens = () if pair.tokenizer is None else (pair.tokenizer.file,)
-        names = {path.name, *tokens, *(name for m in manifests for name in m.files)}
-        return sum(path.with_name(name).stat().st_size for name in names)
+        both = {path.name, *tokens, *(name for m in manifests for name in m.files)}
+        return sum(path.with_name(name).stat().st_size for name in both)
     if not is_index(path):
         return path.stat().st_size
     from vitpe_deploy.bucket_index import read_index
