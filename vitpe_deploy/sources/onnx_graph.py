@@ -200,6 +200,12 @@ class OnnxGraphSource(Source):
         no_dynamic = fixed
         if baked:
             no_dynamic = f"its attention bias {baked[0].name} is baked for one size"
+            if not self.request.resample:
+                fixed = (
+                    f"attention bias {baked[0].name}: libraries resample such tables differently "
+                    "(timm along BEiT's uneven grid, transformers bilinearly) and no file says "
+                    "how; name the rule with --interpolation"
+                )
         names = tuple(str(v.name) for v in graph.model.graph.outputs)
         rule = SizeRule.for_patches(
             graph.patch, "refuses", fixed=native if fixed else None, fixed_reason=fixed
