@@ -93,7 +93,7 @@ def _unwound_by_signals(seen: list[int]) -> Iterator[None]:
 
     before: dict[int, Any] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in map(int, (signal.SIGINT, signal.SIGTERM)):
             # Ignored, as in the background, it stays; None belongs to somebody's C code.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, unwind)

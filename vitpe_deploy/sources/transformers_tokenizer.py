@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitpe_deploy.errors import SourceError
-from vitpe_deploy.pairing import TokenizerFile
+from vitpe_deploy.pairing import Padding, TokenizerFile
 
 _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
@@ -40,7 +40,7 @@ def read_tokenizer(
         if converted is None:
             return None
         content = converted
-    padding = "max-length" if model_type.startswith("siglip") else "longest"
+    padding: Padding = "max-length" if model_type.startswith("siglip") else "longest"
     return TokenizerFile(content, _pad_token_id(content, file), padding)
 
 
