@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 
-torch.set_num_threads(2)
+# One thread for each of several workers, so that they do not wait for one another.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(scope="session")
