@@ -106,7 +106,7 @@ def test_scores_equal_the_librarys(pair: Any, runtime: str) -> None:
     with vitpe_deploy.load_pair(folder, runtime=runtime) as loaded:
         values = loaded.vision.prepare(pictures())
         logits, scores = library_scores(kind, made, values)
-        assert np.ptp(scores, axis=1).min() > 0.01  # the prompts matter
+        assert np.ptp(scores, axis=1).min() > 0.005  # the prompts matter
         given = loaded.scores(pictures(), PROMPTS)
         assert np.abs(given - scores).max() <= 1e-4
         found = loaded.logits(pictures(), PROMPTS)

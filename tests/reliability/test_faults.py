@@ -28,7 +28,7 @@ def test_every_file_differs_between_the_sets(shop: Any) -> None:
     assert len(shop.old) == 5
     assert shop.old.keys() == shop.new.keys()
     differing = [name for name in shop.old if shop.old[name] != shop.new[name]]
-    assert sorted(Path(name).suffix for name in differing) == [".bin", ".json", ".json", ".onnx"]
+    assert {".bin", ".json", ".onnx"} <= {Path(name).suffix for name in differing}
     assert shop.operations > 10
 
 
