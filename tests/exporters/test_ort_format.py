@@ -14,6 +14,12 @@ from vitpe_deploy.cli import export_main, run_main, verify_main
 from vitpe_deploy.manifest import read_manifest
 from vitpe_deploy.runtimes import open_runtime
 
+# onnxruntime's converter leaves the file that it reads open.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
