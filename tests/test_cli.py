@@ -34,6 +34,7 @@ EXPORT_KEYS = {
     "resample_rule",
     "weights",
     "artifacts",
+    "indexes",
     "parity",
     "layers",
     "passes",
@@ -186,6 +187,7 @@ def test_export_json_is_one_document_and_nothing_else(
     assert set(document) == EXPORT_KEYS
     assert document["schema"] == "vitpe.export/1"
     assert document["verdict"] == "passed"
+    assert document["indexes"] == []  # no buckets, no pair of towers
     (record,) = document["artifacts"]
     assert set(record) == ARTIFACT_KEYS
     assert record["resolution"] == [64, 64]

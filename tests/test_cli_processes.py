@@ -106,26 +106,30 @@ def test_help_and_refusals_import_nothing_heavy(tmp_path: Path, dinov2_config: P
     assert not (tmp_path / "out").exists()
 
 
-def test_help_takes_less_than_0_3_s_of_cpu() -> None:
-    """CPU time, which other processes on the machine do not stretch."""
-    spent = []
-    for _ in range(3):
+def test_help_costs_little_more_than_its_parser() -> None:
+    """CPU time beside that of typer alone: 0.3 s are another amount of work on each machine."""
+
+    def spent(code: str) -> float:
         before = os.times()
         subprocess.run(
-            [sys.executable, "-c", "from vitpe_deploy.cli import main; main(['--help'])"],
+            [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
             check=True,
             timeout=60,
         )
         after = os.times()
-        spent.append(
-            after.children_user
-            + after.children_system
-            - before.children_user
-            - before.children_system
+        return sum(after[2:4]) - sum(before[2:4])
+
+    pairs = [
+        (
+            spent("from vitpe_deploy.cli import main; main(['--help'])"),
+            spent("import typer, typer.rich_utils, rich.console"),
         )
-    assert min(spent) < 0.3
+        for _ in range(5)
+    ]
+    ours, parser = (min(times) for times in zip(*pairs, strict=True))
+    assert ours < max(0.3, 2.5 * parser)
 
 
 def test_without_the_export_extra(tmp_path: Path) -> None:

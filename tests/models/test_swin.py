@@ -114,7 +114,8 @@ def test_agrees_with_torchvision_in_uneven_windows(version: int) -> None:
     theirs = torchvision_twin(ours)
     for height, width in [(64, 64), (40, 100), (12, 20)]:
         x = image(height, width, 1)
-        assert max_rel(ours(x), theirs(x)) <= 1e-5, (height, width)
+        # Logits of version 2 go to 100 x the cosine: rounding in the last place shows more.
+        assert max_rel(ours(x), theirs(x)) <= (1e-5 if version == 1 else 3e-5), (height, width)
 
 
 def test_the_tiny_preset_is_torchvisions_tiny() -> None:

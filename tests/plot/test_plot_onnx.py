@@ -33,7 +33,9 @@ def test_static_file(seen, exported, encoding):
     assert found.model == path.stem
 
 
-@pytest.mark.parametrize("encoding", ["learned-1d", "relative-2d", "rope-2d", "sincos-2d"])
+@pytest.mark.parametrize(
+    "encoding", ["learned-1d", "relative-2d", "rope-2d", "rope-mixed", "sincos-2d"]
+)
 def test_dynamic_file_before_and_after_resampling(seen, exported, encoding):
     found = positions(exported(encoding, dynamic="size"), resolutions=["128x160"])
     same(found, seen(encoding, "128x160"), atol=2e-5)

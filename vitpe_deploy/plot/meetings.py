@@ -9,7 +9,7 @@ position, and how it meets the tokens says which kind:
 2. added to attention logits [B, M, N, N], or handed to attention as its bias: [1|W, M, N, N] or
    [M, N, N], where W counts windows;
 3. multiplied with queries and keys [B, M, N, d], in pairs whose squares sum to 1: cosines and
-   sines [.., N, d/2], or [.., N, d] with every pair twice.
+   sines [.., N, d/2], or [.., N, d] with every pair twice, or [N * M, d/2] token by token.
 
 A bias of nothing but zeros and huge negatives is a mask (causal, or of shifted windows).
 """
@@ -105,10 +105,15 @@ def _as_turn(value: Array, grid: Grid, frames: int) -> Array | None:
     """[M, N, P], cases of 3; only values that cosines can have."""
     if value.ndim < 2 or value.shape[-1] < 2:
         return None
-    if leading_tokens(value.shape[-2], grid, frames) is None:
-        return None
     if not np.all(np.abs(value) <= 1 + 1e-5):
         return None
+    heads = 1 if leading_tokens(value.shape[-2], grid, frames) is not None else None
+    if heads is None and value.ndim == 2:
+        heads = _heads_of(value.shape[0], grid, frames)
+    if heads is None:
+        return None
+    if heads > 1:
+        value = value.reshape(-1, heads, value.shape[1]).swapaxes(0, 1)
     turn = value.reshape(-1, *value.shape[-2:])
     width = turn.shape[-1]
     if width % 2 == 0:
@@ -117,6 +122,17 @@ def _as_turn(value: Array, grid: Grid, frames: int) -> Array | None:
         if np.array_equal(turn[..., : width // 2], turn[..., width // 2 :]):
             return turn[..., : width // 2]
     return turn
+
+
+def _heads_of(rows: int, grid: Grid, frames: int) -> int | None:
+    """Heads of a table with a row per token and head, where that number fits tokens alone."""
+    most = rows // (frames * grid[0] * grid[1])
+    fits = (
+        heads
+        for heads in range(2, most + 1)
+        if rows % heads == 0 and leading_tokens(rows // heads, grid, frames) is not None
+    )
+    return next(fits, None)
 
 
 def _pair(first: Array, second: Array) -> Rotation | None:
