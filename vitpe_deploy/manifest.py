@@ -15,9 +15,9 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from vitpe_deploy.errors import ArtifactError
 from vitpe_deploy.files import finish_interrupted
-from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.inputs import InputLayout, layout_from_dict
 from vitpe_deploy.pairing import Scores
+from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import ModelRequest, ResampleOverride, Resolution
 from vitpe_deploy.results import CandidateRecord, LayerVerdict, ParityRow, Value, Verdict
 
