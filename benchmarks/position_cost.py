@@ -1,12 +1,13 @@
 """What positions cost when they are computed in the graph: dynamic over static latency.
 
-    python benchmarks/position_cost.py [--only NAME] [--engine ENGINE] [--spawns 5] [--rounds 8]
+    python benchmarks/position_cost.py [--only NAME] [--engine ENGINE] [--spawns 3] [--rounds 50]
     python benchmarks/position_cost.py --export-only     # the files, without timing
     python benchmarks/position_cost.py --markdown        # the table of all rows measured so far
 
 For each encoding a static and a dynamic file are exported at one size and timed at it, as
 ``vitpe-bench`` times: one child process per file, interleaved rounds, equal threads, ratios paired
-by round. A process can be slow for all of its life (where its memory lies, which core its pool
+by round. A round is one run of each file: a machine that drifts by some percent within seconds
+drifts under both. A process can be slow for all of its life (where its memory lies, which core its pool
 starts on), so both files are started anew several times; the figure is the median over starts of
 the median over rounds, and its 95 % interval is bootstrapped over starts first and rounds second.
 
@@ -36,6 +37,8 @@ BIASES = frozenset({"relative-1d", "relative-2d", "decomposed", "hybrid"})
 ENGINES = ("onnxruntime", "openvino")
 BASELINE = "none"
 RESAMPLES = 4000
+WARMUP_S = 3.0
+"""Seconds at most: a machine that is never stable would warm up for most of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ def measured(encoding: str, engine: str, options: argparse.Namespace) -> Row:
             Candidate(path.name, ChildSpec(str(path), engine, "CPU", options.threads, str(inputs)))
             for path in (static, dynamic)
         ]
-        schedule = Schedule(rounds=options.rounds, min_time_s=options.min_time, seed=spawn)
+        schedule = Schedule(
+            rounds=options.rounds, iters=options.rounds, warmup_limit_s=WARMUP_S, seed=spawn
+        )
         # Who is started first has the emptier machine: they take turns at that as well.
         results = measure(candidates if spawn % 2 == 0 else candidates[::-1], schedule)
         medians = {r.candidate.label: round_medians(r.rounds) for r in results}
@@ -163,9 +168,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--engine", action="append", choices=ENGINES, help="repeatable")
     options.add_argument("--model", default="vit_small_patch16_224")
     options.add_argument("--size", type=int, default=224)
-    options.add_argument("--spawns", type=int, default=5, help="starts of both files")
-    options.add_argument("--rounds", type=int, default=8, help="rounds per start")
-    options.add_argument("--min-time", type=float, default=1.6, help="seconds per file and start")
+    options.add_argument("--spawns", type=int, default=3, help="starts of both files")
+    options.add_argument("--rounds", type=int, default=50, help="runs of each file per start")
     options.add_argument("--threads", type=int, default=available_cpus())
     options.add_argument("--results", type=Path, default=Path("out/position_cost.jsonl"))
     options.add_argument("--files", type=Path, default=Path("out/position_cost"))
