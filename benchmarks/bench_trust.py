@@ -34,7 +34,6 @@ from trust_files import EXTRA, LAYERS, TOKENS, WIDTH, export_model, write_chain
 from trust_others import benchmark_app, hand_written
 
 from vitpe_deploy.bench import host
-from vitpe_deploy.bench.entry import LONGER
 from vitpe_deploy.bench.inputs import save_inputs
 from vitpe_deploy.bench.overhead import measure_harness
 from vitpe_deploy.bench.protocol import ChildSpec
@@ -44,6 +43,8 @@ from vitpe_deploy.threads import available_cpus
 
 WITHIN = 0.03
 OVERHEAD = 0.01
+MUCH_LONGER = 20
+"""Times the rounds at most while a comparison is unsure: what its advice to measure longer means."""
 PEER_TURNS = 11
 PEER_RUNS = 60
 PEER_MODEL = "vit_tiny_patch16_224"
@@ -118,7 +119,7 @@ def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
     def against(layers: int) -> Callable[[int], Line]:
         def attempt(number: int) -> Line:
             inputs = chain_inputs()
-            schedule = Schedule(rounds=20, min_time_s=1.5, max_rounds=20 * LONGER, seed=number)
+            schedule = Schedule(rounds=40, min_time_s=1.0, max_rounds=40 * MUCH_LONGER, seed=number)
             pair = [chain(LAYERS), chain(layers)]
             first, second = timed(pair, "onnxruntime", inputs, threads, schedule)
             found = compare(first, second)

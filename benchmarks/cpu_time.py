@@ -80,7 +80,7 @@ def load_openvino(file: Path) -> Callable[[], object]:
     compiled = import_openvino().Core().compile_model(str(file), "CPU", openvino_settings(1))
     request = compiled.create_infer_request()
     port = compiled.inputs[0]
-    shape = [d.get_length() if d.is_static else 1 for d in port.get_partial_shape()]
+    shape = [d.get_length() if d.is_static else "" for d in port.get_partial_shape()]
     values = example(shape, port.get_element_type().get_type_name().startswith("i"))
     return lambda: request.infer([values])
 

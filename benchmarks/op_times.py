@@ -28,6 +28,9 @@ from vitpe_deploy.threads import available_cpus
 WARMUP = 3
 
 
+SIDE, LENGTH = 224, 77
+
+
 @dataclass(frozen=True, slots=True)
 class NodeTime:
     """Median milliseconds of one executed node."""
@@ -94,7 +97,7 @@ def profile_openvino(file: Path, runs: int, threads: int) -> list[NodeTime]:
     compiled = engine.Core().compile_model(str(file), "CPU", settings)
     request = compiled.create_infer_request()
     port = compiled.inputs[0]
-    shape = [d.get_length() if d.is_static else 1 for d in port.get_partial_shape()]
+    shape = [d.get_length() if d.is_static else "" for d in port.get_partial_shape()]
     values = example(shape, "i" in port.get_element_type().get_type_name()[:1])
     for _ in range(WARMUP):
         request.infer([values])
@@ -117,9 +120,10 @@ def openvino_settings(threads: int) -> dict[str, Any]:
 
 
 def example(shape: Sequence[int | str], integers: bool) -> np.ndarray:
-    """Noise; symbolic dimensions become 1, token ids are small."""
+    """Noise; token ids are small. Symbolic: one picture of ``SIDE`` pixels, or ``LENGTH`` words."""
     numbers = np.random.default_rng(0)
-    fixed = [n if isinstance(n, int) else 1 for n in shape]
+    side = LENGTH if integers else SIDE
+    fixed = [n if isinstance(n, int) else 1 if axis == 0 else side for axis, n in enumerate(shape)]
     if integers:
         return numbers.integers(1, 100, fixed).astype(np.int64)
     return numbers.standard_normal(fixed).astype(np.float32)
