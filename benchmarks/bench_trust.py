@@ -44,7 +44,7 @@ from vitpe_deploy.threads import available_cpus
 WITHIN = 0.03
 OVERHEAD = 0.01
 MUCH_LONGER = 20
-"""Times the rounds at most while a comparison is unsure: what its advice to measure longer means."""
+"""Times the rounds at most while a comparison is unsure, which says: measure longer."""
 PEER_TURNS = 11
 PEER_RUNS = 60
 PEER_MODEL = "vit_tiny_patch16_224"

@@ -11,9 +11,9 @@ engines; openvino.convert_model straight from torch; torch eager and torch.compi
 ``--quick``: compiling costs minutes and is never the best on these CPUs).
 
 Everything is timed as ``vitpe-bench`` times it. All peers run a few rounds first; the two fastest
-of each engine, and torch where it comes near, are then measured well, interleaved with ours. A
-ratio is peer over ours, paired by round: above 1, ours is faster. A peer whose output is wrong is
-no peer. Networks carry random weights.
+of each engine, and torch where it comes near, are then measured well, interleaved with ours and in
+processes started twice. A ratio is peer over ours, paired by round: above 1, ours is faster. A peer
+whose output is wrong is no peer. Networks carry random weights.
 
 A machine is seldom quiet for as long as the suite takes, so it can be run in pieces. Files are made
 in child processes and kept in ``--work``, and so is the order of the peers: a second run makes and
@@ -42,7 +42,7 @@ from peer_floors import ENGINES, misses
 from peer_tables import ablation_table, tables
 
 from vitpe_deploy.bench.host import read_host
-from vitpe_deploy.bench.rounds import Measured, compare, measure
+from vitpe_deploy.bench.rounds import Measured, compare
 from vitpe_deploy.bench.statistics import geometric_mean
 from vitpe_deploy.threads import available_cpus
 
@@ -83,7 +83,7 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
         ]
     chosen = [p for p in bench.peers(name)[0] if p.label in ranked["chosen"]]
     bench.say(f"{name}: {', '.join(c.label for c in chosen)}")
-    measured = {m.candidate.label: m for m in measure([*own, *chosen], bench.schedule)}
+    measured = {m.candidate.label: m for m in bench.measure([*own, *chosen])}
     result["rows"] = [r for r in ranked["rows"] if r["label"] not in ranked["chosen"]] + [
         row(m) for m in measured.values()
     ]
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="append a line of JSON per model here")
     parser.add_argument("--report", type=Path, help="print what such a file holds, time nothing")
     parser.add_argument("--threads", type=int, default=available_cpus())
-    parser.add_argument("--rounds", type=int, help="30, or 20 with --quick; twice while unsure")
+    parser.add_argument("--rounds", type=int, help="50, or 20 with --quick")
     parser.add_argument("--json", action="store_true", help="one document on stdout")
     options = parser.parse_args(argv)
     bench = Bench(options)

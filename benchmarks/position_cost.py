@@ -7,9 +7,10 @@
 For each encoding a static and a dynamic file are exported at one size and timed at it, as
 ``vitpe-bench`` times: one child process per file, interleaved rounds, equal threads, ratios paired
 by round. A round is one run of each file: a machine that drifts by some percent within seconds
-drifts under both. A process can be slow for all of its life (where its memory lies, which core its pool
-starts on), so both files are started anew several times; the figure is the median over starts of
-the median over rounds, and its 95 % interval is bootstrapped over starts first and rounds second.
+drifts under both. A process can be slow for all of its life (where its memory lies, which core its
+pool starts on), so both files are started anew several times; the figure is the median over starts
+of the median over rounds, and its 95 % interval is bootstrapped over starts first and rounds
+second.
 
 Each finished row is one line of ``--results``; rows that are there are not measured again, so the
 work can be cut into pieces. Targets at ViT-S/224: at most 1.02 for absolute, rotary and conditional
