@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from vitpe_deploy.buckets import SUFFIX
-from vitpe_deploy.errors import ArtifactError
 from vitpe_deploy.files import finish_interrupted
+from vitpe_deploy.index_file import read_index_file
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.results import Value
 
@@ -67,23 +67,13 @@ def read_index(path: Path) -> BucketIndex:
     Raises:
         ArtifactError: missing, damaged, or files that it lists are missing.
     """
-    finish_interrupted(path.parent)
-    if not path.is_file():
-        raise ArtifactError(f"{path} does not exist")
-    try:
-        index = BucketIndex.model_validate_json(path.read_bytes())
-    except (ValidationError, OSError) as problem:
-        lines = " ".join(str(problem).splitlines()[:3])
-        raise ArtifactError(f"{path} is not an index of buckets: {lines[:200]}") from problem
-    for name in (index.weights, *(bucket.file for bucket in index.buckets)):
-        if Path(name).name != name:
-            raise ArtifactError(f"{path} names a file outside its folder: {name!r}")
-        if not (path.parent / name).is_file():
-            raise ArtifactError(
-                f"{path.name} is incomplete: {name} is missing in {path.parent}",
-                hint="Keep all files of the buckets in one folder.",
-            )
-    return index
+    return read_index_file(
+        path,
+        BucketIndex,
+        what="an index of buckets",
+        whole="the buckets",
+        files=lambda index: (index.weights, *(bucket.file for bucket in index.buckets)),
+    )
 
 
 def bucket_files(path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -113,19 +113,14 @@ class ImageInput(InputLayout):
         """Noise, a structured picture, and the pictures of a folder."""
         import numpy as np
 
-        from vitpe_deploy.images import list_images, load_image, noise, prepare, structured_image
+        from vitpe_deploy.images import noise, prepare
 
         height, width = size.height, size.width
         inputs = [noise(seed, batch, height, width) for seed in range(seeds)]
-        picture = structured_image(height, width)
-        turned = [np.roll(picture, (7 * k, 13 * k), axis=(0, 1)) for k in range(batch)]
-        inputs.append(np.stack([prepare(p, height, width, preprocess) for p in turned]))
-        if images is not None:
-            photos = [
-                prepare(load_image(p), height, width, preprocess) for p in list_images(images)
-            ]
-            for start in range(0, len(photos), batch):
-                inputs.append(np.stack([photos[(start + k) % len(photos)] for k in range(batch)]))
+        for pictures in picture_batches(
+            size, batch, images, lambda p: prepare(p, height, width, preprocess)
+        ):
+            inputs.append(np.stack(pictures))
         return tuple(_with_channels(x, self.channels) for x in inputs)
 
 
@@ -289,6 +284,28 @@ def pictures_have_size(dynamic: Dynamic) -> bool:
             hint="Use --dynamic size, batch or all.",
         )
     return dynamic.size
+
+
+def picture_batches(
+    size: Resolution, batch: int, images: Path | None, prepare: Callable[[Array], Array]
+) -> Iterator[list[Array]]:
+    """A structured picture moved from item to item, then the pictures of a folder.
+
+    Args:
+        size: of the structured picture.
+        batch: items of each list; the last is filled up with the first pictures.
+        images: the folder, or nothing.
+        prepare: makes an item of a picture [H, W, 3] in uint8.
+    """
+    import numpy as np
+
+    from vitpe_deploy.images import list_images, load_image, structured_image
+
+    picture = structured_image(size.height, size.width)
+    yield [prepare(np.roll(picture, (7 * k, 13 * k), axis=(0, 1))) for k in range(batch)]
+    photos = [] if images is None else [prepare(load_image(p)) for p in list_images(images)]
+    for start in range(0, len(photos), batch):
+        yield [photos[(start + k) % len(photos)] for k in range(batch)]
 
 
 def _with_channels(x: Array, channels: int) -> Array:

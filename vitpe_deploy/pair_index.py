@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from vitpe_deploy.errors import ArtifactError, UsageError
 from vitpe_deploy.files import StagedFiles, finish_interrupted
+from vitpe_deploy.index_file import read_index_file
 from vitpe_deploy.manifest import Manifest, PairingRecord
 from vitpe_deploy.pairing import Padding, TokenizerFile
 from vitpe_deploy.results import Value
@@ -135,21 +136,11 @@ def read_pair(path: Path) -> PairIndex:
     Raises:
         ArtifactError: missing, damaged, or files that it lists are missing.
     """
-    finish_interrupted(path.parent)
-    if not path.is_file():
-        raise ArtifactError(f"{path} does not exist")
-    try:
-        index = PairIndex.model_validate_json(path.read_bytes())
-    except (ValidationError, OSError) as problem:
-        lines = " ".join(str(problem).splitlines()[:3])
-        raise ArtifactError(f"{path} is not a pair of towers: {lines[:200]}") from problem
+    return read_index_file(
+        path, PairIndex, what="a pair of towers", whole="the pair", files=_listed
+    )
+
+
+def _listed(index: PairIndex) -> tuple[str, ...]:
     tokenizer = () if index.tokenizer is None else (index.tokenizer.file,)
-    for name in (index.vision, index.text, *tokenizer):
-        if Path(name).name != name:
-            raise ArtifactError(f"{path} names a file outside its folder: {name!r}")
-        if not (path.parent / name).is_file():
-            raise ArtifactError(
-                f"{path.name} is incomplete: {name} is missing in {path.parent}",
-                hint="Keep all files of the pair in one folder.",
-            )
-    return index
+    return index.vision, index.text, *tokenizer

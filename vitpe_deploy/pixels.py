@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from vitpe_deploy.errors import UsageError
-from vitpe_deploy.inputs import SEEDS, ImageInput, InputLayout, pictures_have_size
+from vitpe_deploy.inputs import SEEDS, ImageInput, InputLayout, picture_batches, pictures_have_size
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import Dynamic, Resolution, closest
 
@@ -65,7 +65,7 @@ class PixelInput(InputLayout):
         """Noise of all 256 values, a structured picture, and the pictures of a folder."""
         import numpy as np
 
-        from vitpe_deploy.images import fit_pixels, list_images, load_image, structured_image
+        from vitpe_deploy.images import fit_pixels
 
         height, width = size.height, size.width
         shape = (batch, height, width, 3)
@@ -73,15 +73,10 @@ class PixelInput(InputLayout):
             np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
             for seed in range(seeds)
         ]
-        picture = structured_image(height, width)
-        turned = [np.roll(picture, (7 * k, 13 * k), axis=(0, 1)) for k in range(batch)]
-        inputs.append(np.stack(turned))
-        if images is not None:
-            photos = [
-                fit_pixels(load_image(p), height, width, preprocess) for p in list_images(images)
-            ]
-            for start in range(0, len(photos), batch):
-                inputs.append(np.stack([photos[(start + k) % len(photos)] for k in range(batch)]))
+        for pictures in picture_batches(
+            size, batch, images, lambda p: fit_pixels(p, height, width, preprocess)
+        ):
+            inputs.append(np.stack(pictures))
         return tuple(self.from_pictures(x) for x in inputs)
 
     def from_pictures(self, pictures: Array) -> Array:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,8 @@ from vitpe_deploy.bucket_index import BucketIndex, read_index
 from vitpe_deploy.buckets import nearest
 from vitpe_deploy.deploy.inputs import is_picture, picture_size
 from vitpe_deploy.deploy.loader import LoadedArtifact, Size, sequence_of
-from vitpe_deploy.deploy.predictions import Prediction, top
+from vitpe_deploy.deploy.opened import Opened
+from vitpe_deploy.deploy.predictions import Prediction, top_of
 from vitpe_deploy.errors import SizeError, UsageError
 from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.manifest import Manifest, read_manifest
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = npt.NDArray[Any]
 
 
-class LoadedBuckets:
+class LoadedBuckets(Opened):
     """The buckets of one index; an engine is opened when the first picture comes to its bucket.
 
     Attributes:
@@ -43,17 +43,6 @@ class LoadedBuckets:
             bucket.size: read_manifest(path.with_name(bucket.file)) for bucket in self.index.buckets
         }
         self._opened: dict[Resolution, LoadedArtifact] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of every engine; a second call does nothing."""
@@ -159,13 +148,7 @@ class LoadedBuckets:
         Raises:
             UsageError: the files have no logits.
         """
-        outputs = self(inputs, **options)
-        if "logits" not in outputs:
-            raise UsageError(
-                f"{self.path.name} gives no logits but {', '.join(outputs)}",
-                hint="Export with --outputs logits, or read the outputs themselves.",
-            )
-        return top(outputs["logits"], count, self.labels)
+        return top_of(self(inputs, **options), count, self.labels, self.path.name)
 
     def _values(self, values: Array, resize: bool) -> dict[str, Array]:
         """Prepared inputs in the bucket of their size, or in the nearest where that is allowed."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,8 @@ import numpy.typing as npt
 from vitpe_deploy.buckets import is_index
 from vitpe_deploy.deploy.choice import choose_artifact, choose_runtime
 from vitpe_deploy.deploy.inputs import is_picture, pictures_to_batch, values_to_batch
-from vitpe_deploy.deploy.predictions import Prediction, top
+from vitpe_deploy.deploy.opened import Opened
+from vitpe_deploy.deploy.predictions import Prediction, top_of
 from vitpe_deploy.errors import ArtifactError, SizeError, UsageError
 from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.manifest import Manifest, read_manifest
@@ -81,7 +81,7 @@ def load(
     return open_file(artifact, read_manifest(artifact))
 
 
-class LoadedArtifact:
+class LoadedArtifact(Opened):
     """A model in an engine, open until :meth:`close` or the end of a ``with``.
 
     Attributes:
@@ -109,17 +109,6 @@ class LoadedArtifact:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the engine; a second call does nothing."""
@@ -204,13 +193,7 @@ class LoadedArtifact:
         Raises:
             UsageError: the file has no logits.
         """
-        outputs = self(inputs, **options)
-        if "logits" not in outputs:
-            raise UsageError(
-                f"{self.path.name} gives no logits but {', '.join(outputs)}",
-                hint="Export with --outputs logits, or read the outputs themselves.",
-            )
-        return top(outputs["logits"], count, self.labels)
+        return top_of(self(inputs, **options), count, self.labels, self.path.name)
 
     def _target(self, size: Size | None) -> Resolution:
         """The size that pictures are brought to."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from vitpe_deploy.deploy.choice import choose_runtime
 from vitpe_deploy.deploy.loader import LoadedArtifact, load
+from vitpe_deploy.deploy.opened import Opened
 from vitpe_deploy.deploy.tokens import Tokens
 from vitpe_deploy.errors import UnsupportedError, UsageError
 from vitpe_deploy.manifest import PairingRecord
@@ -59,7 +59,7 @@ def load_pair(
     )
 
 
-class LoadedPair:
+class LoadedPair(Opened):
     """Two towers in their engines.
 
     Attributes:
@@ -80,17 +80,6 @@ class LoadedPair:
         except BaseException:
             self.vision.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of both engines and of the prompts; a second call does nothing."""

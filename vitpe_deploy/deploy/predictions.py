@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,3 +66,19 @@ def top(
         ]
         for row, places in enumerate(order)
     ]
+
+
+def top_of(
+    outputs: Mapping[str, npt.NDArray[Any]], count: int, labels: Sequence[str], file: str
+) -> list[list[Prediction]]:
+    """The same from all outputs of a file.
+
+    Raises:
+        UsageError: there are no logits among them.
+    """
+    if "logits" not in outputs:
+        raise UsageError(
+            f"{file} gives no logits but {', '.join(outputs)}",
+            hint="Export with --outputs logits, or read the outputs themselves.",
+        )
+    return top(outputs["logits"], count, labels)
