@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import vitpe_deploy
 from vitpe_deploy import cli
+from vitpe_deploy.cli_boundary import run_app
 
 MODEL = [
     "vit_tiny_patch16_224",
@@ -134,3 +136,32 @@ def test_help_ends_with_the_exit_codes(
 def test_version(main: Any, capfd: pytest.CaptureFixture[str]) -> None:
     code, shown = run(main, ["--version"], capfd)
     assert (code, shown.out) == (0, f"vitpe-deploy {vitpe_deploy.__version__}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_strikes_in_a_destructor_is_not_lost(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints and forgets what a destructor raises; the command would go on to its end."""
+
+    class Struck:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    reached = []
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def command() -> None:
+        Struck()
+        time.sleep(5)
+        reached.append(True)
+
+    hook = sys.unraisablehook
+    assert run_app(app, "command", []) == 130
+    assert not reached
+    shown = capfd.readouterr()
+    assert "interrupted" in shown.err
+    assert "Traceback" not in shown.err
+    assert "Exception ignored" not in shown.err
+    assert sys.unraisablehook is hook

@@ -6,12 +6,14 @@ with ``--json`` one ``vitpe.error/1`` document on stdout.
 
 from __future__ import annotations
 
+import _thread
 import io
 import json
 import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from vitpe_deploy.errors import (
 )
 from vitpe_deploy.request import closest
 
+_MOMENT_S = 0.05
 _SHORT_FLAGS = re.compile(r"-[a-z]*")
 
 # typer carries its own click since 0.24 and used the real one before: the class is found through
@@ -85,12 +88,23 @@ def _unwound_by_signals(seen: list[int]) -> Iterator[None]:
     """Inside, SIGTERM unwinds as Ctrl-C does, so that temporary files go away.
 
     Their numbers are noted in ``seen``: what unwinds may be swallowed or renamed on its way up.
+    Python itself swallows it where it strikes in a destructor or a weak reference's callback, of
+    which exports run many; there the signal is sent again, a moment later.
     """
+    waiting: list[threading.Timer] = []
 
     def unwind(number: int, _frame: object) -> None:
         seen.append(number)
         raise KeyboardInterrupt
 
+    def again(what: Any) -> None:
+        if seen and issubclass(what.exc_type, KeyboardInterrupt):
+            waiting.append(threading.Timer(_MOMENT_S, _thread.interrupt_main, [seen[-1]]))
+            waiting[-1].start()
+        else:
+            hook(what)
+
+    hook = sys.unraisablehook
     before: dict[int, Any] = {}
     try:
         for number in map(int, (signal.SIGINT, signal.SIGTERM)):
@@ -99,9 +113,13 @@ def _unwound_by_signals(seen: list[int]) -> Iterator[None]:
                 before[number] = signal.signal(number, unwind)
     except ValueError:  # only the main thread may; in others signals do what they did
         pass
+    sys.unraisablehook = again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
+        for timer in waiting:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 
