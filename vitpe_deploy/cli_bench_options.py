@@ -99,7 +99,7 @@ MinTime: TypeAlias = Annotated[
 ]
 Rounds: TypeAlias = Annotated[
     int,
-    _flag(HOW_LONG, "N", "--rounds", text="Rounds at least; up to three times while unsure."),
+    _flag(HOW_LONG, "N", "--rounds", text="Rounds at least; up to ten times while unsure."),
 ]
 Baseline: TypeAlias = Annotated[
     Path | None, _flag(JUDGE, "FILE", "--baseline", text="An earlier --json to judge rows by.")

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,15 @@ from vitpe_deploy.bench.child import wait_until_idle, warm_up
 from vitpe_deploy.bench.inputs import save_expected
 from vitpe_deploy.bench.overhead import measure_harness, sample_overhead_ms
 from vitpe_deploy.bench.process import Child
-from vitpe_deploy.bench.rounds import Candidate, Schedule, compare, estimate_s, measure
+from vitpe_deploy.bench.rounds import (
+    Candidate,
+    Schedule,
+    compare,
+    estimate_s,
+    measure,
+    ratio_of_rounds,
+    undecided,
+)
 from vitpe_deploy.errors import ArtifactError, UsageError, VitpeError
 
 from .conftest import ROWS, WIDTH, MakeChain, MakeSpec
@@ -59,6 +69,28 @@ def test_longer_chain_is_slower_in_proportion(make_chain: MakeChain, make_spec: 
     assert 0 < single.loaded.compile_ms <= single.loaded.load_ms
     assert single.peak_rss_bytes is not None
     assert single.peak_rss_bytes > 10 << 20
+
+
+def test_only_what_is_unsure_goes_on() -> None:
+    noise = np.random.default_rng(0)
+
+    def rounds(level: float, spread: float) -> Any:
+        values = level * (1 + spread * noise.standard_normal(20))
+        return SimpleNamespace(rounds=[(float(v),) for v in values])
+
+    first, twice, alike, loud = (rounds(1, 0), rounds(2, 0.01), rounds(1, 0.001), rounds(1.1, 0.4))
+    found = undecided([first, twice, alike, loud])
+    assert [id(one) for one in found] == [id(first), id(loud)]
+    assert undecided([first, twice, alike]) == []
+
+
+def test_ratios_are_of_the_rounds_that_both_took_part_in() -> None:
+    """What the first does alone, later, is not compared: the machine may have changed."""
+    a = [(1.0,)] * 10 + [(3.0,)] * 90
+    b = [(2.0,)] * 10
+    found = ratio_of_rounds(a, b)
+    assert (found.median, found.rounds) == (2.0, 10)
+    assert ratio_of_rounds(b, a).median == 0.5
 
 
 def test_agreement_is_told_beside_the_samples(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -124,7 +125,8 @@ def measure(
         on_round: told the number of the round that starts, and of all rounds.
 
     Returns:
-        One value per candidate that runs, in their order, with samples of the same rounds.
+        One value per candidate that runs, in their order, with samples of the same rounds. One
+        whose comparison is decided early has fewer, from the first on.
     """
     with ExitStack() as stack:
         running: list[_Running] = []
@@ -136,15 +138,16 @@ def measure(
                     raise
                 on_error(candidate, error)
         order = np.random.default_rng(schedule.seed)
-        total, done = schedule.rounds, 0
-        while running and done < total:
+        active, total, done = running, schedule.rounds, 0
+        while active and done < total:
             if on_round is not None:
                 on_round(done, total)
-            for place in order.permutation(len(running)):
-                one = running[place]
+            for place in order.permutation(len(active)):
+                one = active[place]
                 one.rounds.append(tuple(_round(one, schedule)))
             done += 1
-            if done == total and total < (schedule.max_rounds or 0) and _unsure(running):
+            if done == total and total < (schedule.max_rounds or 0):
+                active = undecided(active)
                 total = min(schedule.max_rounds or 0, total + schedule.rounds)
         return [_measured(one) for one in running]
 
@@ -164,9 +167,22 @@ def _round(one: _Running, schedule: Schedule) -> list[float]:
     return one.child.sample(one.runs)
 
 
-def _unsure(running: Sequence[_Running]) -> bool:
-    first, *others = running
-    return any(statistics.ratio(first.rounds, o.rounds).verdict == "unsure" for o in others)
+class HasRounds(Protocol):
+    """Whatever was timed: samples in milliseconds, one sequence per round."""
+
+    @property
+    def rounds(self) -> Sequence[Sequence[float]]:
+        """From the first on."""
+
+
+Timed = TypeVar("Timed", bound=HasRounds)
+
+
+def undecided(active: Sequence[Timed]) -> list[Timed]:
+    """The first and those whose comparison with it is unsure; nobody when there are none."""
+    first, *others = active
+    unsure = [o for o in others if ratio_of_rounds(first.rounds, o.rounds).verdict == "unsure"]
+    return [first, *unsure] if unsure else []
 
 
 def _measured(one: _Running) -> Measured:
@@ -186,7 +202,13 @@ def _measured(one: _Running) -> Measured:
 
 def compare(a: Measured, b: Measured) -> statistics.Ratio:
     """Latency of b over a, paired by round."""
-    return statistics.ratio(a.rounds, b.rounds)
+    return ratio_of_rounds(a.rounds, b.rounds)
+
+
+def ratio_of_rounds(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> statistics.Ratio:
+    """Latency of b over a in the rounds that both took part in, which are the first ones."""
+    common = min(len(a), len(b))
+    return statistics.ratio(a[:common], b[:common])
 
 
 def estimate_s(latencies_ms: Sequence[float], schedule: Schedule, load_s: float = 3.0) -> float:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
-from vitpe_deploy.bench import host, statistics
+from vitpe_deploy.bench import host
 from vitpe_deploy.bench.documents import (
     BenchReport,
     ComparisonRow,
@@ -27,7 +27,7 @@ from vitpe_deploy.bench.plan import Artifact, BenchOptions, Group, PlannedRow
 from vitpe_deploy.bench.protocol import ChildSpec
 from vitpe_deploy.bench.reference import Reference, prepare
 from vitpe_deploy.bench.resume import Journal
-from vitpe_deploy.bench.rounds import Candidate, measure
+from vitpe_deploy.bench.rounds import Candidate, measure, ratio_of_rounds
 from vitpe_deploy.bench.rows import Known, result_row
 from vitpe_deploy.bench.throughput import default_streams
 from vitpe_deploy.errors import VitpeError
@@ -85,9 +85,9 @@ def comparisons(rows: Sequence[ResultRow]) -> tuple[ComparisonRow, ...]:
         same = (a.mode, a.threads, a.batch, a.resolution) == (
             b.mode, b.threads, b.batch, b.resolution
         )  # fmt: skip
-        if not same or len(a.samples_per_round) != len(b.samples_per_round):
+        if not same:
             continue
-        ratio = statistics.ratio(a.rounds(), b.rounds())
+        ratio = ratio_of_rounds(a.rounds(), b.rounds())
         found.append(
             ComparisonRow(
                 a=a.id,
