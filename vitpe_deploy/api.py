@@ -18,6 +18,7 @@ from vitpe_deploy.build_request import (
     Size,
     make_request,
     model_request,
+    module_of,
     name_of,
     thread_count,
     tolerance,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from vitpe_deploy.sources.base import Source
     from vitpe_deploy.verification import VerifyOptions
 
-Model: TypeAlias = "str | nn.Module"
+Model: TypeAlias = "str | os.PathLike[str] | nn.Module"
 
 _ONE_AT_A_TIME = threading.RLock()
 """Tracing changes what belongs to the whole process: torch's modes and number of threads, Python's
@@ -92,7 +93,8 @@ def export(
     """Export a Vision Transformer at exactly the resolutions given, and verify it.
 
     Args:
-        model: a MODEL string, or an ``nn.Module`` that takes pixel values [B, C, H, W].
+        model: a MODEL string or the path of a file, or an ``nn.Module`` that takes pixel values
+            [B, C, H, W].
         resolution: one size or several, in pixels, height first; the native size for None.
         buckets: sizes of static files that share one weights file, in place of ``resolution``.
         dynamic: which dimensions stay symbolic: none, batch, size, all.
@@ -182,7 +184,7 @@ def export(
         force=force,
         threads=threads,
     )
-    module = None if isinstance(model, str) else model
+    module = module_of(model)
     return export_request(request, module=module, progress=progress)
 
 
@@ -409,7 +411,7 @@ def inspect(
 
     if not trace and resolution is not None:
         raise UsageError("--res is the size to trace at", hint="Add --trace, or leave it out.")
-    if isinstance(subject, Path) or (isinstance(subject, str) and is_file(subject)):
+    if isinstance(subject, os.PathLike) or (isinstance(subject, str) and is_file(subject)):
         if encoding is not None or model_kwargs or tower is not None or trace:
             raise UsageError(
                 "--pe, --model-kwarg, --tower and --trace are for models, this is a file",
@@ -424,7 +426,7 @@ def inspect(
         tower=tower,
         target=target,
     )
-    source = open_model(request, None if isinstance(subject, str) else subject)
+    source = open_model(request, module_of(subject))
     source.facts()  # refuses what it refuses before torch is asked for
     try:
         from vitpe_deploy.inspection.models import inspect_source
@@ -505,7 +507,7 @@ def _against(
     request = model_request(
         name_of(model), encoding=encoding, weights=weights, kwargs=model_kwargs, seed=seed
     )
-    module = None if isinstance(model, str) else model
+    module = module_of(model)
     has_towers = None if module is None else hasattr(module, "get_text_features")
     request = as_exported(request, artifact, has_towers=has_towers)
     return _source(request, module, sizes)

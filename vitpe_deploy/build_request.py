@@ -5,6 +5,7 @@ Nothing here looks at the model: what only its facts can tell is decided when th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -164,7 +165,23 @@ def model_request(
 
 def name_of(model: object) -> str:
     """The MODEL string, or the class of a module."""
-    return model if isinstance(model, str) else type(model).__name__
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
+
+
+def module_of(model: Any) -> Any:
+    """The module that was given in place of a MODEL string; None for a string or a path.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if isinstance(model, str | os.PathLike):
+        return None
+    if not callable(getattr(model, "named_parameters", None)):
+        raise UsageError(
+            f"a model is a name, a path or a torch module, got {type(model).__name__}",
+            hint="See the docstring of vitpe_deploy.export.",
+        )
+    return model
 
 
 def thread_count(threads: int | None) -> int | None:

@@ -45,6 +45,7 @@ def bench_command(
     iters: b.Iters = None,
     min_time: b.MinTime = "3s",
     rounds: b.Rounds = 20,
+    starts: b.Starts = 3,
     baseline: b.Baseline = None,
     max_regression: b.MaxRegression = "5%",
     cross_host: b.CrossHost = False,
@@ -104,6 +105,7 @@ def bench_command(
         iters=iters,
         min_time_s=parse_seconds(min_time),
         rounds=rounds,
+        starts=starts,
         folder=Path("out") if output is None else output,
     )
     limit = parse_share(max_regression)

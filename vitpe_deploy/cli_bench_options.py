@@ -101,6 +101,9 @@ Rounds: TypeAlias = Annotated[
     int,
     _flag(HOW_LONG, "N", "--rounds", text="Rounds at least; up to ten times while unsure."),
 ]
+Starts: TypeAlias = Annotated[
+    int, _flag(HOW_LONG, "N", "--starts", text="Processes of each row, started one after another.")
+]
 Baseline: TypeAlias = Annotated[
     Path | None, _flag(JUDGE, "FILE", "--baseline", text="An earlier --json to judge rows by.")
 ]

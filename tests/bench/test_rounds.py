@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,11 +18,11 @@ from vitpe_deploy.bench.overhead import measure_harness, sample_overhead_ms
 from vitpe_deploy.bench.process import Child
 from vitpe_deploy.bench.rounds import (
     Candidate,
+    Measured,
     Schedule,
     compare,
     estimate_s,
     measure,
-    ratio_of_rounds,
     undecided,
 )
 from vitpe_deploy.errors import ArtifactError, UsageError, VitpeError
@@ -71,26 +70,58 @@ def test_longer_chain_is_slower_in_proportion(make_chain: MakeChain, make_spec: 
     assert single.peak_rss_bytes > 10 << 20
 
 
+def measured(rounds: Sequence[float], starts: tuple[int, ...] = (20,)) -> Measured:
+    samples = tuple((value,) for value in rounds)
+    return Measured(
+        cast(Any, None), cast(Any, None), cast(Any, None), samples, None, idle=True, starts=starts
+    )
+
+
 def test_only_what_is_unsure_goes_on() -> None:
     noise = np.random.default_rng(0)
 
-    def rounds(level: float, spread: float) -> Any:
-        values = level * (1 + spread * noise.standard_normal(20))
-        return SimpleNamespace(rounds=[(float(v),) for v in values])
+    def around(level: float, spread: float) -> Measured:
+        return measured((level * (1 + spread * noise.standard_normal(20))).tolist())
 
-    first, twice, alike, loud = (rounds(1, 0), rounds(2, 0.01), rounds(1, 0.001), rounds(1.1, 0.4))
-    found = undecided([first, twice, alike, loud])
-    assert [id(one) for one in found] == [id(first), id(loud)]
-    assert undecided([first, twice, alike]) == []
+    found = {0: around(1, 0), 3: around(2, 0.01), 5: around(1, 0.001), 6: around(1.1, 0.4)}
+    assert undecided(found) == [0, 6]
+    del found[6]
+    assert undecided(found) == []
 
 
-def test_ratios_are_of_the_rounds_that_both_took_part_in() -> None:
-    """What the first does alone, later, is not compared: the machine may have changed."""
-    a = [(1.0,)] * 10 + [(3.0,)] * 90
-    b = [(2.0,)] * 10
-    found = ratio_of_rounds(a, b)
-    assert (found.median, found.rounds) == (2.0, 10)
-    assert ratio_of_rounds(b, a).median == 0.5
+def test_ratios_are_of_the_starts_that_both_took_part_in() -> None:
+    """What the first does later, with others, is not compared: the machine may have changed."""
+    a = measured([1.0] * 10 + [3.0] * 90, (5, 5, 90))
+    b = measured([2.0] * 10, (5, 5))
+    assert (compare(a, b).median, compare(a, b).rounds) == (2.0, 10)
+    assert compare(b, a).median == 0.5
+
+
+def test_luck_of_a_start_is_no_difference() -> None:
+    """Two per cent for all of a process's life, either way: not a sure answer of 60 rounds."""
+    noise = np.random.default_rng(0)
+    luck = np.repeat([1.02, 0.985, 0.99], 20) * (1 + 0.002 * noise.standard_normal(60))
+    a, b = measured([1.0] * 60, (20, 20, 20)), measured(luck.tolist(), (20, 20, 20))
+    found = compare(a, b)
+    assert found.low < 0.99 < 1.01 < found.high
+    assert found.verdict in ("no difference", "unsure")
+    first = compare(measured([1.0] * 20), measured(luck.tolist()[:20]))
+    assert first.low > 1.01  # one start alone is sure of the wrong thing
+
+
+def test_processes_are_started_anew(make_chain: MakeChain, make_spec: MakeSpec) -> None:
+    files = [make_chain("a.onnx", 2), make_chain("b.onnx", 4)]
+    schedule = Schedule(rounds=5, starts=2, iters=10, warmup=1, warmup_limit_s=0.5)
+    shown: list[tuple[int, int]] = []
+    found = measure(
+        [Candidate(f.name, make_spec(f)) for f in files],
+        schedule,
+        on_round=lambda done, total: shown.append((done, total)),
+    )
+    assert [m.starts for m in found] == [(3, 2), (3, 2)]
+    assert [len(m.rounds) for m in found] == [5, 5]
+    assert shown == [(k, 5) for k in range(5)]
+    assert compare(*found).rounds == 5
 
 
 def test_agreement_is_told_beside_the_samples(

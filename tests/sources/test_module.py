@@ -227,3 +227,8 @@ def test_modules_of_open_clip_and_torchvision(tmp_path: Path) -> None:
         assert report.verdict == "passed"
         assert len(report.parity) == 2
         assert max(row.max_rel for row in report.parity) <= 1e-5
+
+
+def test_what_is_no_model_is_said() -> None:
+    with pytest.raises(UsageError, match="a name, a path or a torch module, got int"):
+        vitpe_deploy.export(3)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from pydantic import ValidationError
 
 from vitpe_deploy.bench import statistics
@@ -79,16 +78,14 @@ def _key(row: ResultRow) -> tuple[object, ...]:
 
 def _compare(row: ResultRow, old: ResultRow, limit: float) -> BaselineRow:
     """Unpaired: the runs did not share their rounds, so each side is resampled on its own."""
-    now, then = (statistics.round_medians(r.rounds()) for r in (row, old))
-    draws = np.random.default_rng(0)
-    shape = statistics.RESAMPLES
-    ratios = np.median(draws.choice(now, (shape, len(now))), axis=1) / np.median(
-        draws.choice(then, (shape, len(then))), axis=1
+    (now, now_ms), (then, then_ms) = (
+        statistics.level(statistics.round_medians(r.rounds()), r.starts(), seed=seed)
+        for seed, r in enumerate((row, old))
     )
-    found = statistics.judged(float(np.median(now) / np.median(then)), ratios, len(now))
+    found = statistics.judged(now_ms / then_ms, now / then, len(row.rounds()))
     return BaselineRow(
         id=row.id,
-        baseline_ms=float(np.median(then)),
+        baseline_ms=then_ms,
         ratio_median=found.median,
         ci95=(found.low, found.high),
         verdict=found.verdict,

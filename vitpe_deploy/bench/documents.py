@@ -79,6 +79,7 @@ class ResultRow(Value):
         samples_ms: every sample in the order taken. In throughput mode a sample is the time per
             image of one window, and ``latency_ms`` is null: latency under load is another number.
         samples_per_round: how ``samples_ms`` falls into rounds.
+        rounds_per_start: how those fall into starts of the process.
         outliers: places in ``samples_ms`` that lie far off; they are in all statistics.
         throughput_ips: images per second; one request at a time in latency mode.
         gflops_per_image: matrix products, convolutions and attention of the graph.
@@ -109,6 +110,7 @@ class ResultRow(Value):
     resolution: tuple[int, int]
     samples_ms: tuple[float, ...]
     samples_per_round: tuple[int, ...]
+    rounds_per_start: tuple[int, ...] = ()
     outliers: tuple[int, ...]
     latency_ms: LatencyRecord | None
     throughput_ips: float
@@ -133,6 +135,10 @@ class ResultRow(Value):
             found.append(self.samples_ms[start : start + count])
             start += count
         return found
+
+    def starts(self) -> tuple[int, ...]:
+        """Rounds of each start of the process; one of all in documents that do not say."""
+        return self.rounds_per_start or (len(self.samples_per_round),)
 
 
 class ComparisonRow(Value):

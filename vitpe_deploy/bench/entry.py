@@ -49,6 +49,7 @@ def benchmark(
     iters: int | None = None,
     min_time_s: float = 3.0,
     rounds: int = 20,
+    starts: int = 3,
     baseline: str | Path | None = None,
     max_regression: float = 0.05,
     cross_host: bool = False,
@@ -80,6 +81,7 @@ def benchmark(
         iters: samples per row, in place of ``min_time_s``.
         min_time_s: seconds of timed inference per row.
         rounds: rounds at least; up to ten times as many while a comparison is unsure.
+        starts: how often each process is started anew at least; rounds are shared among starts.
         baseline: an earlier report to judge the rows by.
         max_regression: what a row may be slower by than the baseline.
         cross_host: accept a baseline of another machine.
@@ -113,6 +115,7 @@ def benchmark(
         iters=iters,
         min_time_s=min_time_s,
         rounds=rounds,
+        starts=starts,
         folder=Path("out") if output_dir is None else Path(output_dir),
     )
     plan = make_plan(options)
@@ -149,6 +152,7 @@ def make_options(
     iters: int | None = None,
     min_time_s: float = 3.0,
     rounds: int = 20,
+    starts: int = 3,
     folder: Path = Path("out"),
 ) -> BenchOptions:
     """Arguments of :func:`benchmark` as frozen values; ``folder`` is where models are exported.
@@ -170,6 +174,7 @@ def make_options(
     counts = [threads] if isinstance(threads, int) else list(threads or (available_cpus(),))
     schedule = Schedule(
         rounds=rounds,
+        starts=min(starts, max(rounds, 1)),
         min_time_s=min_time_s,
         iters=iters,
         warmup=warmup,

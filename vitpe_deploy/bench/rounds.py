@@ -8,10 +8,10 @@ others wait on their pipes meanwhile, with idle pools.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 
@@ -39,17 +39,20 @@ class Schedule:
     """How long to measure.
 
     Attributes:
-        rounds: rounds at least.
+        rounds: rounds at least, over all starts.
+        starts: how often processes are started anew at least. A process can be some percent slow
+            for all of its life: where its memory lies is drawn once.
         min_time_s: seconds of timed inference per candidate over all rounds.
         iters: samples per candidate over all rounds, in place of ``min_time_s``.
         warmup: runs before the first round at least; it goes on until latency is stable.
         warmup_limit_s: seconds after which warm-up is given up as unstable.
-        max_rounds: rounds at most; more than ``rounds`` are made while a comparison with the
-            first candidate is unsure.
+        max_rounds: rounds at most; more than ``rounds`` are made, in further starts, while a
+            comparison with the first candidate is unsure.
         seed: of the order.
     """
 
     rounds: int = 20
+    starts: int = 1
     min_time_s: float = 3.0
     iters: int | None = None
     warmup: int = 5
@@ -58,13 +61,19 @@ class Schedule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for flag, value in (("--rounds", self.rounds), ("--iters", self.iters or 1)):
+        counts = ("--rounds", self.rounds), ("--starts", self.starts), ("--iters", self.iters or 1)
+        for flag, value in counts:
             if value < 1:
                 raise UsageError(f"{flag} must be at least 1, got {value}")
         if self.warmup < 0:
             raise UsageError(f"--warmup must be at least 0, got {self.warmup}")
         if not self.min_time_s >= 0:
             raise UsageError(f"--min-time must be at least 0, got {self.min_time_s}")
+
+    @property
+    def rounds_per_start(self) -> int:
+        """Rounds that the processes of one start live for."""
+        return math.ceil(self.rounds / self.starts)
 
     def runs_per_round(self, median_ms: float) -> int:
         """Samples that one candidate gives in one round."""
@@ -75,7 +84,12 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one candidate gave: samples in milliseconds, one list per round."""
+    """What one candidate gave.
+
+    Attributes:
+        rounds: samples in milliseconds, one list per round.
+        starts: rounds of each start, in their order.
+    """
 
     candidate: Candidate
     loaded: Loaded
@@ -83,6 +97,7 @@ class Measured:
     rounds: tuple[tuple[float, ...], ...]
     peak_rss_bytes: int | None
     idle: bool
+    starts: tuple[int, ...] = ()
     agreement: Agreement | None = None
     classes: tuple[int, ...] = ()
 
@@ -98,14 +113,40 @@ class Measured:
 
 
 @dataclass(slots=True)
-class _Running:
+class _Taken:
+    """What is known of a candidate while it is measured; of its first start unless said."""
+
     candidate: Candidate
-    child: Child
+    loaded: Loaded
     warmed: Warmed
     agreement: Agreement | None
     classes: tuple[int, ...]
-    runs: int
     rounds: list[tuple[float, ...]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    peak_rss_bytes: int | None = None
+    idle: bool = True
+
+    @property
+    def measured(self) -> Measured:
+        """As it is given."""
+        return Measured(
+            candidate=self.candidate,
+            loaded=self.loaded,
+            warmed=self.warmed,
+            rounds=tuple(self.rounds),
+            peak_rss_bytes=self.peak_rss_bytes,
+            idle=self.idle,
+            starts=tuple(self.starts),
+            agreement=self.agreement,
+            classes=self.classes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    taken: _Taken
+    child: Child
+    runs: int
 
 
 def measure(
@@ -128,87 +169,96 @@ def measure(
         One value per candidate that runs, in their order, with samples of the same rounds. One
         whose comparison is decided early has fewer, from the first on.
     """
-    with ExitStack() as stack:
-        running: list[_Running] = []
-        for candidate in candidates:
-            try:
-                running.append(_start(stack, candidate, schedule))
-            except VitpeError as error:
-                if on_error is None:
-                    raise
-                on_error(candidate, error)
-        order = np.random.default_rng(schedule.seed)
-        active, total, done = running, schedule.rounds, 0
-        while active and done < total:
-            if on_round is not None:
-                on_round(done, total)
-            for place in order.permutation(len(active)):
-                one = active[place]
-                one.rounds.append(tuple(_round(one, schedule)))
-            done += 1
-            if done == total and total < (schedule.max_rounds or 0):
-                active = undecided(active)
-                total = min(schedule.max_rounds or 0, total + schedule.rounds)
-        return [_measured(one) for one in running]
+    order = np.random.default_rng(schedule.seed)
+    taken: dict[int, _Taken] = {}
+    active, start, done, total = list(range(len(candidates))), 0, 0, schedule.rounds
+    while active and done < total:
+        rounds = min(schedule.rounds_per_start, total - done)
+        with ExitStack() as stack:
+            running: list[_Running] = []
+            # Who is started first has the emptier machine: they take turns at that.
+            for place in active if start % 2 == 0 else active[::-1]:
+                try:
+                    running.append(_start(stack, candidates[place], schedule, taken.get(place)))
+                    taken[place] = running[-1].taken
+                except VitpeError as error:
+                    if on_error is None:
+                        raise
+                    taken.pop(place, None)
+                    on_error(candidates[place], error)
+            for _ in range(rounds if running else 0):
+                if on_round is not None:
+                    on_round(done, total)
+                for which in order.permutation(len(running)):
+                    one = running[which]
+                    one.taken.rounds.append(tuple(_round(one, schedule)))
+                done += 1
+            for one in running:
+                _keep(one, rounds)
+        active = [place for place in active if place in taken]
+        start += 1
+        if done == total and total < (schedule.max_rounds or 0):
+            active = _undecided(active, taken)
+            total = min(schedule.max_rounds or 0, total + schedule.rounds_per_start)
+    return [taken[place].measured for place in sorted(taken)]
 
 
-def _start(stack: ExitStack, candidate: Candidate, schedule: Schedule) -> _Running:
+def _start(
+    stack: ExitStack, candidate: Candidate, schedule: Schedule, before: _Taken | None
+) -> _Running:
+    """A process of a candidate; what it answers is judged once."""
     child = stack.enter_context(Child(candidate.spec, candidate.command))
-    agreement = child.agree(candidate.judge) if candidate.spec.expected else None
-    classes = child.classify() if candidate.spec.pictures else ()
+    judged = before is None
+    agreement = child.agree(candidate.judge) if judged and candidate.spec.expected else None
+    classes = child.classify() if judged and candidate.spec.pictures else ()
     warmed = child.warm_up(schedule.warmup, schedule.warmup_limit_s)
-    runs = schedule.runs_per_round(warmed.median_ms)
-    return _Running(candidate, child, warmed, agreement, classes, runs)
+    if child.loaded is None:
+        raise RuntimeError("the child was not loaded")
+    taken = before or _Taken(candidate, child.loaded, warmed, agreement, classes)
+    return _Running(taken, child, schedule.runs_per_round(taken.warmed.median_ms))
+
+
+def _keep(one: _Running, rounds: int) -> None:
+    """What a process says of itself before it ends."""
+    taken, peak = one.taken, one.child.peak_rss_bytes
+    taken.starts.append(rounds)
+    taken.idle = taken.idle and one.child.always_idle
+    if peak is not None:
+        taken.peak_rss_bytes = max(peak, taken.peak_rss_bytes or 0)
 
 
 def _round(one: _Running, schedule: Schedule) -> list[float]:
-    if one.candidate.spec.throughput:
+    if one.taken.candidate.spec.throughput:
         return one.child.window(schedule.min_time_s / schedule.rounds)
     return one.child.sample(one.runs)
 
 
-class HasRounds(Protocol):
-    """Whatever was timed: samples in milliseconds, one sequence per round."""
-
-    @property
-    def rounds(self) -> Sequence[Sequence[float]]:
-        """From the first on."""
-
-
-Timed = TypeVar("Timed", bound=HasRounds)
-
-
-def undecided(active: Sequence[Timed]) -> list[Timed]:
+def _undecided(active: Sequence[int], taken: Mapping[int, _Taken]) -> list[int]:
     """The first and those whose comparison with it is unsure; nobody when there are none."""
-    first, *others = active
-    unsure = [o for o in others if ratio_of_rounds(first.rounds, o.rounds).verdict == "unsure"]
+    return undecided({place: taken[place].measured for place in active})
+
+
+def undecided(found: Mapping[int, Measured]) -> list[int]:
+    """The same, by place."""
+    first, *others = found
+    unsure = [o for o in others if compare(found[first], found[o]).verdict == "unsure"]
     return [first, *unsure] if unsure else []
-
-
-def _measured(one: _Running) -> Measured:
-    if one.child.loaded is None:
-        raise RuntimeError("the child was not loaded")
-    return Measured(
-        candidate=one.candidate,
-        loaded=one.child.loaded,
-        warmed=one.warmed,
-        rounds=tuple(one.rounds),
-        peak_rss_bytes=one.child.peak_rss_bytes,
-        idle=one.child.always_idle,
-        agreement=one.agreement,
-        classes=one.classes,
-    )
 
 
 def compare(a: Measured, b: Measured) -> statistics.Ratio:
     """Latency of b over a, paired by round."""
-    return ratio_of_rounds(a.rounds, b.rounds)
+    return ratio_of_rounds((a.rounds, a.starts), (b.rounds, b.starts))
 
 
-def ratio_of_rounds(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> statistics.Ratio:
-    """Latency of b over a in the rounds that both took part in, which are the first ones."""
-    common = min(len(a), len(b))
-    return statistics.ratio(a[:common], b[:common])
+Timed: TypeAlias = tuple[Sequence[Sequence[float]], Sequence[int]]
+"""Samples by round, and how many rounds each start has."""
+
+
+def ratio_of_rounds(a: Timed, b: Timed) -> statistics.Ratio:
+    """Latency of b over a in the starts that both took part in, which are the first ones."""
+    starts = a[1][: min(len(a[1]), len(b[1]))]
+    rounds = sum(starts)
+    return statistics.ratio(a[0][:rounds], b[0][:rounds], starts=starts)
 
 
 def estimate_s(latencies_ms: Sequence[float], schedule: Schedule, load_s: float = 3.0) -> float:
@@ -223,5 +273,6 @@ def estimate_s(latencies_ms: Sequence[float], schedule: Schedule, load_s: float 
     for latency in latencies_ms:
         runs = schedule.runs_per_round(latency) + 1
         warm = max(schedule.warmup, 10) * latency / 1e3
-        total += load_s + warm + schedule.rounds * (runs * latency / 1e3 + 0.02)
+        total += schedule.starts * (load_s + warm)
+        total += schedule.rounds * (runs * latency / 1e3 + 0.02)
     return total

@@ -81,6 +81,7 @@ def result_row(row: PlannedRow, found: Measured, known: Known) -> ResultRow:
         resolution=(row.size.height, row.size.width),
         samples_ms=tuple(found.samples_ms),
         samples_per_round=tuple(len(samples) for samples in found.rounds),
+        rounds_per_start=found.starts,
         outliers=statistics.outliers(found.samples_ms),
         latency_ms=None if throughput else LatencyRecord(**asdict(summary)),
         throughput_ips=1e3 / per_image_ms,

@@ -87,7 +87,7 @@ def comparisons(rows: Sequence[ResultRow]) -> tuple[ComparisonRow, ...]:
         )  # fmt: skip
         if not same:
             continue
-        ratio = ratio_of_rounds(a.rounds(), b.rounds())
+        ratio = ratio_of_rounds((a.rounds(), a.starts()), (b.rounds(), b.starts()))
         found.append(
             ComparisonRow(
                 a=a.id,

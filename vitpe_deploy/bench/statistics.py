@@ -102,12 +102,22 @@ def round_medians(rounds: Sequence[Sequence[float]]) -> Floats:
     return np.array([np.median(samples) for samples in rounds], dtype=np.float64)
 
 
-def ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
+def ratio(
+    a: Sequence[Sequence[float]],
+    b: Sequence[Sequence[float]],
+    *,
+    starts: Sequence[int] = (),
+    seed: int = 0,
+) -> Ratio:
     """Latency of b over a, paired by round: the median ratio and its 95 % bootstrap interval.
+
+    Where processes were started several times, the ratio is the mean over starts of the median
+    over rounds, and the bootstrap draws starts first: rounds of one start share its luck.
 
     Args:
         a: samples of the reference, one list per round.
         b: samples of the other, from the same rounds in the same order.
+        starts: rounds of each start; all are one without it.
         seed: of the bootstrap, so that the same samples give the same interval.
 
     Raises:
@@ -118,12 +128,24 @@ def ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, seed: i
             f"rounds do not pair: {len(a)} and {len(b)}",
             hint="Both candidates must be measured in the same rounds.",
         )
-    return ratio_of_pairs(round_medians(b) / round_medians(a), seed=seed)
+    return ratio_of_pairs(round_medians(b) / round_medians(a), starts=starts, seed=seed)
 
 
-def ratio_of_pairs(ratios: Floats, *, seed: int = 0) -> Ratio:
+def ratio_of_pairs(ratios: Floats, *, starts: Sequence[int] = (), seed: int = 0) -> Ratio:
     """The same from one ratio per round, ``[rounds]``."""
-    return judged(float(np.median(ratios)), medians_of_draws(ratios, seed=seed), len(ratios))
+    draws, centre = level(ratios, starts, seed=seed)
+    return judged(centre, draws, len(ratios))
+
+
+def level(values: Floats, starts: Sequence[int] = (), *, seed: int = 0) -> tuple[Floats, float]:
+    """Where values per round lie: in the draws of a bootstrap, and as they are.
+
+    The mean over starts of the median over rounds; the median where there is one start.
+    """
+    if len(starts) < 2:
+        return medians_of_draws(values, seed=seed), float(np.median(values))
+    parts = np.split(values, np.cumsum(starts)[:-1])
+    return means_of_draws(parts, seed=seed), float(np.mean([np.median(p) for p in parts]))
 
 
 def judged(centre: float, draws: Floats, rounds: int) -> Ratio:
@@ -136,6 +158,16 @@ def medians_of_draws(values: Floats, *, seed: int = 0) -> Floats:
     """Medians of bootstrap draws of ``values`` [n] (Efron 1979)."""
     draws = np.random.default_rng(seed).choice(values, (RESAMPLES, len(values)))
     return np.asarray(np.median(draws, axis=1))
+
+
+def means_of_draws(parts: Sequence[Floats], *, seed: int = 0) -> Floats:
+    """Bootstrap of the mean of medians: parts are drawn, then values inside each of them."""
+    random = np.random.default_rng(seed)
+    medians = np.stack(
+        [np.median(random.choice(part, (RESAMPLES, len(part))), axis=1) for part in parts], axis=1
+    )  # [resamples, parts], of values drawn anew in every resample
+    drawn = random.integers(len(parts), size=medians.shape)
+    return np.asarray(np.take_along_axis(medians, drawn, axis=1).mean(axis=1))
 
 
 def percentiles(draws: Floats, confidence: float) -> tuple[float, float]:

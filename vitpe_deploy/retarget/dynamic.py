@@ -14,7 +14,14 @@ from vitpe_deploy.retarget.find_positions import FoundPosition
 from vitpe_deploy.retarget.nodes import Array, Nodes, grid_nodes
 from vitpe_deploy.retarget.probes import Expression, Probes
 from vitpe_deploy.retarget.read import PictureGraph
-from vitpe_deploy.retarget.static import array_of, copied, declare, settle, widen_pools
+from vitpe_deploy.retarget.static import (
+    array_of,
+    copied,
+    declare,
+    settle,
+    shrink_blanks,
+    widen_pools,
+)
 
 
 def with_symbols(
@@ -56,6 +63,7 @@ def with_symbols(
         spread.node.replace_input_with(
             spread.place, nodes.op("Expand", constant, nodes.op("Concat", *parts, axis=0))
         )
+    shrink_blanks(found.blank, nodes, analysis)
     widen_pools(found.pooled)
     if nodes.made:
         nodes.insert_before(first)

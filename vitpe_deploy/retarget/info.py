@@ -71,6 +71,14 @@ class Spread:
     place: int
 
 
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A constant that is the same for all pairs of tokens, as a mask that masks nothing."""
+
+    node: ir.Node
+    place: int
+
+
 @dataclass(slots=True)
 class Findings:
     """What a walk found.
@@ -81,6 +89,7 @@ class Findings:
         resized: tables that the graph itself resizes.
         pooled: poolings over the whole map, whose kernel was baked in.
         spread: constants that must be repeated over the batch.
+        blank: constants that one number can stand for.
         values: what is known of each value.
     """
 
@@ -89,9 +98,10 @@ class Findings:
     resized: list[FoundPosition] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
     spread: list[Spread] = field(default_factory=list)
+    blank: list[Blank] = field(default_factory=list)
     values: dict[ir.Value, Info] = field(default_factory=dict)
 
     @property
     def size_is_baked(self) -> bool:
         """Whether the graph as it is computes at its own size (or batch) alone."""
-        return bool(self.rewrites or self.positions or self.pooled or self.spread)
+        return bool(self.rewrites or self.positions or self.pooled or self.spread or self.blank)

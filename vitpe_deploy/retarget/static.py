@@ -14,7 +14,7 @@ from vitpe_deploy.request import Resolution
 from vitpe_deploy.retarget.analysis import Analysis, analyse
 from vitpe_deploy.retarget.constants import constant_array
 from vitpe_deploy.retarget.find_positions import FoundPosition
-from vitpe_deploy.retarget.info import Pooled
+from vitpe_deploy.retarget.info import Blank, Pooled
 from vitpe_deploy.retarget.nodes import Array, Nodes
 from vitpe_deploy.retarget.read import PictureGraph
 from vitpe_deploy.retarget.tables import Resample, fitted
@@ -68,6 +68,7 @@ def at_size(
         value = spread.node.inputs[spread.place]
         array = np.repeat(array_of(value, analysis), batch, axis=0)
         spread.node.replace_input_with(spread.place, nodes.constant(array))
+    shrink_blanks(found.blank, nodes, analysis)
     widen_pools(found.pooled)
     settle(analysis, nodes, at)
     declare(analysis, [batch, graph.channels, size.height, size.width], at)
@@ -81,6 +82,19 @@ def array_of(value: ir.Value | None, analysis: Analysis) -> Array:
         name = "?" if value is None else value.name
         raise InternalError(f"the constant {name!r} cannot be computed")
     return array
+
+
+def shrink_blanks(blanks: Sequence[Blank], nodes: Nodes, analysis: Analysis) -> None:
+    """One number in place of many equal ones; where zeros are added, nothing."""
+    for blank in blanks:
+        node = blank.node
+        array = array_of(node.inputs[blank.place], analysis)[..., :1, :1]
+        other, result = node.inputs[1 - blank.place], node.outputs[0]
+        if other is not None and not array.any() and not result.is_graph_output():
+            ir.convenience.replace_all_uses_with(result, other)
+            analysis.graph.model.graph.remove(node, safe=True)
+        else:
+            node.replace_input_with(blank.place, nodes.constant(array))
 
 
 def widen_pools(pooled: Sequence[Pooled]) -> None:

@@ -13,8 +13,9 @@ from onnx import shape_inference
 
 from vitpe_deploy.errors import UnsupportedError
 from vitpe_deploy.retarget import repairs
+from vitpe_deploy.retarget.constants import constant_array
 from vitpe_deploy.retarget.find_positions import NotPositionsError, classify
-from vitpe_deploy.retarget.info import Findings, Info, Spread
+from vitpe_deploy.retarget.info import Blank, Findings, Info, Spread
 from vitpe_deploy.retarget.probes import Probes, Vector, same
 from vitpe_deploy.retarget.shape_values import LARGEST, evaluate
 from vitpe_deploy.retarget.sizes import UnknownSizeError
@@ -200,6 +201,9 @@ class _Walk:
             raise NotPositionsError("a constant that the graph resizes does not fit")
         shape = [int(d[0]) for d in constant.dims]
         found = classify(node, which, shape, other.dims, self.probes)
+        if found.kind == "bias" and self._is_blank(found.value):
+            self.found.blank.append(Blank(node, which))
+            return list(other.dims)
         self.found.positions.append(found)
         shift = len(other.dims) - len(shape)
         dims = list(constant.dims)
@@ -209,6 +213,10 @@ class _Walk:
         if merged is None:
             raise NotPositionsError(f"a constant of {shape} does not fit")
         return merged
+
+    def _is_blank(self, value: ir.Value) -> bool:
+        array = constant_array(value, self.opsets.get("", 1))
+        return array is not None and bool((array == array[..., :1, :1]).all())
 
     def _concat(self, node: ir.Node, inputs: list[Info | None]) -> list[Vector]:
         infos = [i for i in inputs if i is not None and i.dims is not None]
