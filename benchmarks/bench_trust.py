@@ -43,7 +43,8 @@ from vitpe_deploy.threads import available_cpus
 
 WITHIN = 0.03
 OVERHEAD = 0.01
-MUCH_LONGER = 20
+ROUNDS, STARTS = 50, 5
+MUCH_LONGER = 10
 """Times the rounds at most while a comparison is unsure, which says: measure longer."""
 PEER_TURNS = 11
 PEER_RUNS = 60
@@ -119,7 +120,13 @@ def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
     def against(layers: int) -> Callable[[int], Line]:
         def attempt(number: int) -> Line:
             inputs = chain_inputs()
-            schedule = Schedule(rounds=40, min_time_s=1.0, max_rounds=40 * MUCH_LONGER, seed=number)
+            schedule = Schedule(
+                rounds=ROUNDS,
+                starts=STARTS,
+                min_time_s=1.0,
+                max_rounds=ROUNDS * MUCH_LONGER,
+                seed=number,
+            )
             pair = [chain(LAYERS), chain(layers)]
             first, second = timed(pair, "onnxruntime", inputs, threads, schedule)
             found = compare(first, second)

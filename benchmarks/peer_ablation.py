@@ -8,7 +8,7 @@ from typing import Any
 from peer_bench import Bench
 from peer_floors import ENGINES
 
-from vitpe_deploy.bench.rounds import compare
+from vitpe_deploy.bench.rounds import compare, measure
 
 
 def ablation_files(bench: Bench, name: str) -> dict[str, dict[str, Any]]:
@@ -43,7 +43,7 @@ def run_ablation(bench: Bench, name: str) -> list[dict[str, Any]]:
         group += [
             bench.candidate(name, p, f[form]["path"], engine, check=False) for p, f in good.items()
         ]
-        full, *others = bench.measure(group)
+        full, *others = measure(group, bench.schedule)
         for other in others:
             changed = ours[form]["passes"][other.candidate.label]
             rows.append(

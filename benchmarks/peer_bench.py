@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from vitpe_deploy.errors import VitpeError
 
 FILES = Path(__file__).with_name("peer_files.py")
 SHORT = Schedule(rounds=3, iters=6, warmup=3, warmup_limit_s=4.0)
-SPAWNS = 2
+STARTS = 2
 WARMUP_S = 3.0
 KEEP = 2
 NEAR = 1.15
@@ -36,9 +35,7 @@ class Bench:
         self._remade: set[tuple[str, str]] = set()
         rounds = options.rounds or (20 if options.quick else 50)
         self.schedule = Schedule(
-            rounds=math.ceil(rounds / SPAWNS),
-            min_time_s=rounds / SPAWNS * 0.1,
-            warmup_limit_s=WARMUP_S,
+            rounds=rounds, starts=STARTS, min_time_s=rounds * 0.1, warmup_limit_s=WARMUP_S
         )
 
     def say(self, text: str) -> None:
@@ -86,22 +83,6 @@ class Bench:
         )
         command = (sys.executable, str(FILES), name, torch) if torch else None
         return Candidate(label, spec, command, judge=Judge(rtol=PEER_TOLERANCE))
-
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured]:
-        """Time them well: in processes that are started anew half way, last one first.
-
-        A process can be some percent slow for all of its life (where its memory lies), and who is
-        started first has the emptier machine.
-        """
-        order = list(candidates)
-        together: dict[str, Measured] = {}
-        for spawn in range(SPAWNS):
-            for one in measure(order, replace(self.schedule, seed=spawn)):
-                label = one.candidate.label
-                before = together[label].rounds if label in together else ()
-                together[label] = replace(one, rounds=(*before, *one.rounds))
-            order.reverse()
-        return [together[c.label] for c in candidates]
 
     def peers(self, name: str) -> tuple[list[Candidate], list[dict[str, str]]]:
         """All peers that there are, and those that cannot be, with the reason."""

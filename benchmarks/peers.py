@@ -42,7 +42,7 @@ from peer_floors import ENGINES, misses
 from peer_tables import ablation_table, tables
 
 from vitpe_deploy.bench.host import read_host
-from vitpe_deploy.bench.rounds import Measured, compare
+from vitpe_deploy.bench.rounds import Measured, compare, measure
 from vitpe_deploy.bench.statistics import geometric_mean
 from vitpe_deploy.threads import available_cpus
 
@@ -83,7 +83,7 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
         ]
     chosen = [p for p in bench.peers(name)[0] if p.label in ranked["chosen"]]
     bench.say(f"{name}: {', '.join(c.label for c in chosen)}")
-    measured = {m.candidate.label: m for m in bench.measure([*own, *chosen])}
+    measured = {m.candidate.label: m for m in measure([*own, *chosen], bench.schedule)}
     result["rows"] = [r for r in ranked["rows"] if r["label"] not in ranked["chosen"]] + [
         row(m) for m in measured.values()
     ]

@@ -99,7 +99,7 @@ MinTime: TypeAlias = Annotated[
 ]
 Rounds: TypeAlias = Annotated[
     int,
-    _flag(HOW_LONG, "N", "--rounds", text="Rounds at least; up to ten times while unsure."),
+    _flag(HOW_LONG, "N", "--rounds", text="Rounds at least; up to six times while unsure."),
 ]
 Starts: TypeAlias = Annotated[
     int, _flag(HOW_LONG, "N", "--starts", text="Processes of each row, started one after another.")

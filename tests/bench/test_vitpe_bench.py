@@ -30,7 +30,7 @@ from vitpe_deploy.errors import UsageError
 from vitpe_deploy.report.html import render
 
 SCHEMA = Path(vitpe_deploy.__file__).parent / "bench" / "bench.schema.json"
-QUICK = ("--threads", "1", "--rounds", "4", "--iters", "8", "--warmup", "1", "-q")
+QUICK = ("--threads", "1", "--rounds", "4", "--starts", "1", "--iters", "8", "--warmup", "1", "-q")
 
 Bench = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -120,6 +120,7 @@ def test_rows_of_three_engines(bench: Bench, static: Path) -> None:
         samples = row["samples_ms"]
         assert len(samples) == 8
         assert row["samples_per_round"] == [2, 2, 2, 2]
+        assert row["rounds_per_start"] == [4]
         assert row["latency_ms"]["median"] == pytest.approx(np.median(samples))
         assert row["latency_ms"]["p95"] == pytest.approx(np.percentile(samples, 95))
         assert row["throughput_ips"] == pytest.approx(1e3 / np.median(samples))
@@ -238,7 +239,7 @@ def test_sweep_of_a_dynamic_file(bench: Bench, dynamic: Path) -> None:
 def test_throughput_is_a_row_of_its_own(bench: Bench, static: Path) -> None:
     code, document = bench(
         static, "--mode", "latency,throughput", "--rounds", "2", "--min-time", "100ms",
-        "--threads", "2", "--warmup", "0", "-q",
+        "--threads", "2", "--warmup", "0", "--starts", "1", "-q",
     )  # fmt: skip
     assert code == 0
     by_mode: dict[str, list[dict[str, Any]]] = {"latency": [], "throughput": []}

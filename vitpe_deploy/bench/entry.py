@@ -24,7 +24,7 @@ Size = Resolution | int | str | tuple[int, int]
 FILES = (".onnx", ".xml", ".json", ".zip")
 """Suffixes of files; other words that are no path are names of models."""
 
-LONGER = 10
+LONGER = 6
 """Rounds are made up to so many times ``--rounds`` while a comparison is unsure."""
 
 
@@ -80,7 +80,7 @@ def benchmark(
         warmup: runs before the first round at least; more until latency is stable.
         iters: samples per row, in place of ``min_time_s``.
         min_time_s: seconds of timed inference per row.
-        rounds: rounds at least; up to ten times as many while a comparison is unsure.
+        rounds: rounds at least; up to six times as many while a comparison is unsure.
         starts: how often each process is started anew at least; rounds are shared among starts.
         baseline: an earlier report to judge the rows by.
         max_regression: what a row may be slower by than the baseline.

@@ -24,6 +24,10 @@ OnError = Callable[["Candidate", VitpeError], None]
 OnRound = Callable[[int, int], None]
 
 
+LATER = 4
+"""Where a machine is never stable, later starts warm up for so much less than the first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One thing to be timed: a label for people, and the child that runs it."""
@@ -173,7 +177,8 @@ def measure(
     taken: dict[int, _Taken] = {}
     active, start, done, total = list(range(len(candidates))), 0, 0, schedule.rounds
     while active and done < total:
-        rounds = min(schedule.rounds_per_start, total - done)
+        longer = total > schedule.rounds
+        rounds = min(schedule.rounds if longer else schedule.rounds_per_start, total - done)
         with ExitStack() as stack:
             running: list[_Running] = []
             # Who is started first has the emptier machine: they take turns at that.
@@ -199,7 +204,7 @@ def measure(
         start += 1
         if done == total and total < (schedule.max_rounds or 0):
             active = _undecided(active, taken)
-            total = min(schedule.max_rounds or 0, total + schedule.rounds_per_start)
+            total = min(schedule.max_rounds or 0, total + schedule.rounds)
     return [taken[place].measured for place in sorted(taken)]
 
 
@@ -211,7 +216,8 @@ def _start(
     judged = before is None
     agreement = child.agree(candidate.judge) if judged and candidate.spec.expected else None
     classes = child.classify() if judged and candidate.spec.pictures else ()
-    warmed = child.warm_up(schedule.warmup, schedule.warmup_limit_s)
+    limit_s = schedule.warmup_limit_s if judged else schedule.warmup_limit_s / LATER
+    warmed = child.warm_up(schedule.warmup, limit_s)
     if child.loaded is None:
         raise RuntimeError("the child was not loaded")
     taken = before or _Taken(candidate, child.loaded, warmed, agreement, classes)
