@@ -203,7 +203,7 @@ def measure(
         active = [place for place in active if place in taken]
         start += 1
         if done == total and total < (schedule.max_rounds or 0):
-            active = _undecided(active, taken)
+            active = undecided({place: taken[place].measured for place in active})
             total = min(schedule.max_rounds or 0, total + schedule.rounds)
     return [taken[place].measured for place in sorted(taken)]
 
@@ -239,13 +239,8 @@ def _round(one: _Running, schedule: Schedule) -> list[float]:
     return one.child.sample(one.runs)
 
 
-def _undecided(active: Sequence[int], taken: Mapping[int, _Taken]) -> list[int]:
-    """The first and those whose comparison with it is unsure; nobody when there are none."""
-    return undecided({place: taken[place].measured for place in active})
-
-
 def undecided(found: Mapping[int, Measured]) -> list[int]:
-    """The same, by place."""
+    """The first and those whose comparison with it is unsure, by key; nobody when none is."""
     first, *others = found
     unsure = [o for o in others if compare(found[first], found[o]).verdict == "unsure"]
     return [first, *unsure] if unsure else []
