@@ -44,6 +44,8 @@ from vitpe_deploy.threads import available_cpus
 WITHIN = 0.03
 OVERHEAD = 0.01
 ROUNDS, STARTS = 50, 5
+WARMUP_S = 2.0
+"""At most: on a machine that is never stable, most of the time would go into warming up."""
 MUCH_LONGER = 10
 """Times the rounds at most while a comparison is unsure, which says: measure longer."""
 PEER_TURNS = 11
@@ -124,6 +126,7 @@ def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
                 rounds=ROUNDS,
                 starts=STARTS,
                 min_time_s=1.0,
+                warmup_limit_s=WARMUP_S,
                 max_rounds=ROUNDS * MUCH_LONGER,
                 seed=number,
             )
