@@ -110,7 +110,9 @@ def make_digit(path: Path) -> None:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    place = next(k for k in range(0, len(data.target), HELD_OUT) if data.target[k] == DIGIT)
+    place = next(
+        k for k in range(HELD_OUT - 1, len(data.target), HELD_OUT) if data.target[k] == DIGIT
+    )
     grey = (data.images[place] * (255 / 16)).round().astype("uint8")
     Image.fromarray(grey).save(path)
 
