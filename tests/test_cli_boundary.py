@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ MODEL = [
     *("--model-kwarg", "depth=2", "--model-kwarg", "num_heads=2"),
     *("--model-kwarg", "num_classes=10", "--res", "64", "--threads", "2"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def signals_as_in_a_terminal() -> Iterator[None]:
+    """Jobs in the background ignore Ctrl-C, and so would everything that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def run(
