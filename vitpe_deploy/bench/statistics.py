@@ -112,7 +112,7 @@ def ratio(
     """Latency of b over a, paired by round: the median ratio and its 95 % bootstrap interval.
 
     Where processes were started several times, the ratio is the mean over starts of the median
-    over rounds, and the bootstrap draws starts first: rounds of one start share its luck.
+    over rounds, and the interval knows that rounds of one start share its luck.
 
     Args:
         a: samples of the reference, one list per round.
@@ -161,13 +161,24 @@ def medians_of_draws(values: Floats, *, seed: int = 0) -> Floats:
 
 
 def means_of_draws(parts: Sequence[Floats], *, seed: int = 0) -> Floats:
-    """Bootstrap of the mean of medians: parts are drawn, then values inside each of them."""
+    """Bootstrap of the mean over starts of the median over rounds.
+
+    Rounds are drawn inside each start. What starts differ by beyond that (the moment estimate of
+    their variance, as in a meta-analysis) is added as noise: few starts are too few to be drawn
+    themselves, and drawing both would count the noise of rounds twice.
+
+    Args:
+        parts: values of the rounds of each start.
+        seed: of the draws.
+    """
     random = np.random.default_rng(seed)
-    medians = np.stack(
-        [np.median(random.choice(part, (RESAMPLES, len(part))), axis=1) for part in parts], axis=1
-    )  # [resamples, parts], of values drawn anew in every resample
-    drawn = random.integers(len(parts), size=medians.shape)
-    return np.asarray(np.take_along_axis(medians, drawn, axis=1).mean(axis=1))
+    draws = np.stack(
+        [np.median(random.choice(part, (RESAMPLES, len(part))), axis=1) for part in parts]
+    )  # [starts, resamples]
+    between = np.var([np.median(part) for part in parts], ddof=1)
+    excess = max(0.0, float(between - draws.var(axis=1).mean()))
+    luck = random.normal(0.0, np.sqrt(excess / len(parts)), RESAMPLES)
+    return np.asarray(draws.mean(axis=0) + luck)
 
 
 def percentiles(draws: Floats, confidence: float) -> tuple[float, float]:
