@@ -85,3 +85,15 @@ def test_outliers_are_flagged_by_place() -> None:
 def test_geometric_mean() -> None:
     assert s.geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
     assert s.geometric_mean([1, 10, 100]) == pytest.approx(10)
+
+
+def test_starts_that_agree_do_not_widen_the_interval() -> None:
+    """The noise of rounds counts once, however the rounds are split into starts."""
+    noise = np.random.default_rng(0)
+    ratios = 1 + 0.03 * noise.standard_normal(120)
+    one = s.ratio_of_pairs(ratios)
+    several = s.ratio_of_pairs(ratios, starts=(40, 40, 40))
+    assert several.high - several.low < 1.5 * (one.high - one.low)
+    shifted = ratios + np.repeat([0.06, 0.0, -0.06], 40)
+    apart = s.ratio_of_pairs(shifted, starts=(40, 40, 40))
+    assert apart.high - apart.low > 0.1  # 1.96 * 0.06 / sqrt(3) on either side
