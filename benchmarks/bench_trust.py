@@ -48,8 +48,8 @@ WARMUP_S = 2.0
 """At most: on a machine that is never stable, most of the time would go into warming up."""
 MUCH_LONGER = 10
 """Times the rounds at most while a comparison is unsure, which says: measure longer."""
-PEER_TURNS = 11
-PEER_RUNS = 60
+PEER_TURNS = 31
+PEER_RUNS = 30
 PEER_MODEL = "vit_tiny_patch16_224"
 SMALLEST = "digits-learned-1d"
 
@@ -110,7 +110,7 @@ def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
         def attempt(number: int) -> Line:
             path = export_model(model, folder)
             inputs = picture(path)
-            schedule = Schedule(rounds=5, iters=runs, seed=number)
+            schedule = Schedule(rounds=5, iters=runs, warmup_limit_s=WARMUP_S, seed=number)
             first_ours = number % 2 == 0  # in turns, so that drift reaches both alike
             theirs = 0.0 if first_ours else other(path, inputs, threads, runs)
             (ours,) = timed([path], runtime, inputs, threads, schedule)
