@@ -157,7 +157,7 @@ def checks(folder: Path, threads: int, repetitions: int) -> Iterator[Check]:
 
     yield Check("peers/loop", PEER_TURNS, peer(hand_written, "onnxruntime"), medians_agree)
     yield Check("peers/benchmark_app", PEER_TURNS, peer(benchmark_app, "openvino"), medians_agree)
-    smallest = peer(hand_written, "onnxruntime", SMALLEST, 20 * PEER_RUNS)
+    smallest = peer(hand_written, "onnxruntime", SMALLEST, 100 * PEER_RUNS)
     yield Check("peers/loop, smallest model", PEER_TURNS, smallest, medians_agree)
     yield Check("slowdown", repetitions, against(LAYERS + EXTRA), always("slower"))
     yield Check("same", repetitions, against(LAYERS), always("no difference"))
