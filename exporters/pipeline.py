@@ -28,7 +28,7 @@ from exporters.writer import ArtifactWriter, target_of
 from vitpe_deploy.files import StagedFiles, refuse_existing, total_size
 from vitpe_deploy.manifest import Manifest, manifest_path
 from vitpe_deploy.progress import Progress, Silent
-from vitpe_deploy.request import ExportRequest, Target
+from vitpe_deploy.request import ExportRequest, Precision, Target
 from vitpe_deploy.results import (
     ArtifactRecord,
     CandidateRecord,
@@ -259,7 +259,12 @@ class _Export:
     def _spell(self, model: ir.Model, traced: TracedGraph, target: Target) -> SpelledGraph:
         request = self.request
         nodes_before = len(model.graph)
-        context = PassContext(target, request.opset, request.dynamic is not request.dynamic.NONE)
+        context = PassContext(
+            target,
+            request.opset,
+            symbolic=request.dynamic is not request.dynamic.NONE,
+            half=request.precision is Precision.FP16,
+        )
         with self.clock.step("optimise"):
             runs = run_passes(
                 model,

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import GraphPass, PassContext, PassOutcome
+from exporters.passes.bias_gelu import FuseBiasGelu
 from exporters.passes.end_token import EndToken
 from exporters.passes.few_queries import FewQueries
 from exporters.passes.fold_constants import FoldConstants
@@ -40,6 +41,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     EndToken,
     FewQueries,
     TokenOrder,
+    FuseBiasGelu,
     Tidy,
 )
 

@@ -26,11 +26,13 @@ class PassContext:
         target: whose kernels the graph is spelled for.
         opset: version of the default operator set.
         symbolic: whether any input dimension is symbolic.
+        half: whether nodes will be made to compute in float16.
     """
 
     target: Target
     opset: int
     symbolic: bool = False
+    half: bool = False
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ Letters: B batch, M heads, N tokens, D = M * d embed_dim.
    the rows of its tables written out (read by Gather where sizes are symbolic), heads back.
    ``turned`` swaps the halves of a head, or neighbours when it is interleaved, with one sign
    changed.
+4. ``com.microsoft.BiasGelu``: Add and the exact ``Gelu`` of opset 20.
 
 Shapes inside the graph need not be known; where heads come forward and went back just before, both
 fall away.
@@ -47,6 +48,7 @@ def spell_out(model: ir.Model) -> int:
         (CONTRIB, "MultiHeadAttention"): writer.multi_head,
         ("", "Attention"): writer.attention,
         (CONTRIB, "RotaryEmbedding"): writer.rotary,
+        (CONTRIB, "BiasGelu"): writer.gelu,
     }
     changed = 0
     for node in list(graph):
@@ -146,6 +148,13 @@ class _Writer:
             self._add(node, "Mul", [split, along]),
         ]
         return self._join(node, self._add(node, "Add", products))
+
+    def gelu(self, node: ir.Node) -> ir.Value:
+        """Case 4."""
+        x, bias = node.inputs
+        if x is None or bias is None:
+            raise UnsupportedError(f"{node.name} lacks an operand")
+        return self._add(node, "Gelu", [self._add(node, "Add", [x, bias])])
 
     def _rows(
         self, node: ir.Node, table: ir.Value, positions: ir.Value, *, interleaved: bool

@@ -18,6 +18,7 @@ from exporters.onnx_file import write_onnx
 from exporters.passes import PASSES, PassRun, run_passes
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import PassContext
+from exporters.passes.bias_gelu import FuseBiasGelu
 from exporters.passes.rotary import FuseRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.tidy import Tidy
@@ -47,7 +48,7 @@ from vitpe_deploy.sources.onnx_graph import ORIGINAL
 from vitpe_deploy.sources.own_file import OwnFile
 
 _STEPS = 4
-_USED = (SpellAttention, FuseRotary, SeparateProjections, Tidy)
+_USED = (SpellAttention, FuseRotary, SeparateProjections, FuseBiasGelu, Tidy)
 _SKIPPED = tuple(p.name for p in PASSES if p not in _USED and not p.required)
 
 
@@ -161,7 +162,8 @@ class _Respelling:
             model = with_shapes(at_opset(model, request.opset))
             found = recognise(model)
             symbolic = self.original.dynamic != "none"
-            context = PassContext(request.target, request.opset, symbolic)
+            half = self.original.precision == Precision.FP16
+            context = PassContext(request.target, request.opset, symbolic, half)
             runs = run_passes(model, context, skip=_SKIPPED)
         if request.simplify:
             with self.clock.step("simplify"):

@@ -24,7 +24,8 @@ Array = npt.NDArray[Any]
 
 _BINARY = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Equal", "Less", "LessOrEqual", "Greater",
-     "GreaterOrEqual", "And", "Or", "Xor", "Max", "Min", "Where", "Mod", "PRelu", "Sum", "Mean"}
+     "GreaterOrEqual", "And", "Or", "Xor", "Max", "Min", "Where", "Mod", "PRelu", "Sum", "Mean",
+     "BiasGelu"}
 )  # fmt: skip
 _SAME_SHAPE = frozenset(
     {"Softmax", "LogSoftmax", "Sqrt", "Erf", "Tanh", "Relu", "Sigmoid", "Gelu", "Cast",

@@ -44,7 +44,11 @@ def run_pass() -> Callable[..., PassOutcome]:
     """Run one pass in place."""
 
     def run(kind: type[GraphPass], model: ir.Model, **options: Any) -> PassOutcome:
-        context = PassContext(options.get("target", Target.ORT), options.get("opset", 20))
+        context = PassContext(
+            options.get("target", Target.ORT),
+            options.get("opset", 20),
+            half=options.get("half", False),
+        )
         return kind().run(model, context)
 
     return run
