@@ -1,6 +1,6 @@
 """What positions cost when they are computed in the graph: dynamic over static latency.
 
-    python benchmarks/position_cost.py [--only NAME] [--engine ENGINE] [--spawns 3] [--rounds 50]
+    python benchmarks/position_cost.py [--only NAME] [--engine ENGINE] [--starts 3] [--rounds 50]
     python benchmarks/position_cost.py --export-only     # the files, without timing
     python benchmarks/position_cost.py --markdown        # the table of all rows measured so far
 
@@ -8,9 +8,8 @@ For each encoding a static and a dynamic file are exported at one size and timed
 ``vitpe-bench`` times: one child process per file, interleaved rounds, equal threads, ratios paired
 by round. A round is one run of each file: a machine that drifts by some percent within seconds
 drifts under both. A process can be slow for all of its life (where its memory lies, which core its
-pool starts on), so both files are started anew several times; the figure is the median over starts
-of the median over rounds, and its 95 % interval is bootstrapped over starts first and rounds
-second.
+pool starts on), so both files are started anew several times, and the 95 % interval knows how far
+the starts disagree.
 
 Each finished row is one line of ``--results``; rows that are there are not measured again, so the
 work can be cut into pieces. Targets at ViT-S/224: at most 1.02 for absolute, rotary and conditional
@@ -31,13 +30,11 @@ import numpy as np
 
 from vitpe_deploy.bench.inputs import save_inputs
 from vitpe_deploy.bench.protocol import ChildSpec
-from vitpe_deploy.bench.rounds import Candidate, Schedule, measure
-from vitpe_deploy.bench.statistics import round_medians
+from vitpe_deploy.bench.rounds import Candidate, Schedule, compare, measure
 
 BIASES = frozenset({"relative-1d", "relative-2d", "decomposed", "hybrid"})
 ENGINES = ("onnxruntime", "openvino")
 BASELINE = "none"
-RESAMPLES = 4000
 WARMUP_S = 3.0
 """Seconds at most: a machine that is never stable would warm up for most of the time."""
 
@@ -55,7 +52,6 @@ class Row:
     ratio: float
     low: float
     high: float
-    spawn_ratios: tuple[float, ...]
 
     @property
     def limit(self) -> float:
@@ -86,49 +82,27 @@ def measured(encoding: str, engine: str, options: argparse.Namespace) -> Row:
     static, dynamic = files(encoding, options)
     pixels = np.random.default_rng(0).standard_normal((1, 3, options.size, options.size))
     inputs = save_inputs(static.with_name("inputs.npz"), [pixels.astype(np.float32)])
-    ratios, latencies = [], []
-    for spawn in range(options.spawns):
-        candidates = [
-            Candidate(path.name, ChildSpec(str(path), engine, "CPU", options.threads, str(inputs)))
-            for path in (static, dynamic)
-        ]
-        schedule = Schedule(
-            rounds=options.rounds, iters=options.rounds, warmup_limit_s=WARMUP_S, seed=spawn
-        )
-        # Who is started first has the emptier machine: they take turns at that as well.
-        results = measure(candidates if spawn % 2 == 0 else candidates[::-1], schedule)
-        medians = {r.candidate.label: round_medians(r.rounds) for r in results}
-        ratios.append(medians[dynamic.name] / medians[static.name])
-        latencies.append(float(np.median(medians[static.name])))
-    low, high = nested_interval(ratios)
-    per_spawn = tuple(round(float(np.median(r)), 4) for r in ratios)
+    candidates = [
+        Candidate(path.name, ChildSpec(str(path), engine, "CPU", options.threads, str(inputs)))
+        for path in (static, dynamic)
+    ]
+    runs = options.starts * options.rounds
+    schedule = Schedule(
+        rounds=runs, starts=options.starts, iters=runs, warmup_limit_s=WARMUP_S
+    )  # one run of each file per round
+    first, second = measure(candidates, schedule)
+    ratio = compare(first, second)
     return Row(
         encoding=encoding,
         engine=engine,
         model=options.model,
         size=options.size,
         threads=options.threads,
-        static_ms=round(float(np.median(latencies)), 2),
-        ratio=round(float(np.median(per_spawn)), 4),
-        low=round(low, 4),
-        high=round(high, 4),
-        spawn_ratios=per_spawn,
+        static_ms=round(first.summary.median, 2),
+        ratio=round(ratio.median, 4),
+        low=round(ratio.low, 4),
+        high=round(ratio.high, 4),
     )
-
-
-def nested_interval(ratios: Sequence[np.ndarray], *, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the median of medians; starts are drawn first, then rounds of each.
-
-    ratios: per start, one per round.
-    """
-    random = np.random.default_rng(seed)
-    table = np.stack(ratios)  # [starts, rounds]
-    starts, rounds = table.shape
-    drawn = table[random.integers(starts, size=(RESAMPLES, starts))]  # [resamples, starts, rounds]
-    picks = random.integers(rounds, size=drawn.shape)
-    medians = np.median(np.take_along_axis(drawn, picks, axis=2), axis=2)
-    low, high = np.percentile(np.median(medians, axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def read_rows(path: Path, options: argparse.Namespace) -> dict[tuple[str, str], Row]:
@@ -137,8 +111,7 @@ def read_rows(path: Path, options: argparse.Namespace) -> dict[tuple[str, str], 
         return {}
     rows = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        document = json.loads(line)
-        row = Row(**{**document, "spawn_ratios": tuple(document["spawn_ratios"])})
+        row = Row(**json.loads(line))
         if (row.model, row.size, row.threads) == (options.model, options.size, options.threads):
             rows[row.encoding, row.engine] = row
     return rows
@@ -169,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--engine", action="append", choices=ENGINES, help="repeatable")
     options.add_argument("--model", default="vit_small_patch16_224")
     options.add_argument("--size", type=int, default=224)
-    options.add_argument("--spawns", type=int, default=3, help="starts of both files")
+    options.add_argument("--starts", type=int, default=3, help="how often both files are started")
     options.add_argument("--rounds", type=int, default=50, help="runs of each file per start")
     options.add_argument("--threads", type=int, default=available_cpus())
     options.add_argument("--results", type=Path, default=Path("out/position_cost.jsonl"))
