@@ -90,10 +90,13 @@ def test_native_grid_is_the_table_itself() -> None:
 
 
 def timm_bias(encoding: Relative2D, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Table and bias of timm's BEiT after it moved to another window."""
-    module = RelativePositionBias(encoding.spec.grid, num_heads=2)
-    module.relative_position_bias_table.data.copy_(encoding.table[0])
-    module.set_window_size(grid)
+    """Table and bias of timm's BEiT at another window, resampled as timm loads a checkpoint."""
+    module = RelativePositionBias(grid, num_heads=2)
+    shape = tuple(module.relative_position_bias_table.shape)
+    table = encoding.table[0]
+    if grid != encoding.spec.grid:
+        table = resize_rel_pos_bias_table(table, new_window_size=grid, new_bias_shape=shape)
+    module.relative_position_bias_table.data.copy_(table)
     return module.relative_position_bias_table.detach(), module().detach()
 
 
