@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from vitpe_deploy.errors import ArtifactError, UsageError
 from vitpe_deploy.inspection.graph import wrong_in_openvino
 from vitpe_deploy.inspection.onnx_skeleton import read_skeleton
 from vitpe_deploy.inspection.report import Evidence, InspectReport
+from vitpe_deploy.runtimes import open_runtime
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,7 @@ def test_ours_is_right_and_says_who_runs_it(ours: dict[str, Path]) -> None:
         "OpenVINO": True,
         "standard-only importers": False,
     }
-    assert "MultiHeadAttention: from 2026.3" in file.consumers[1].reasons[0]
+    assert [r.split()[2] for r in file.consumers[1].reasons] == ["BiasGelu:", "MultiHeadAttention:"]
     assert [(d.axis, d.low, d.high, d.step) for d in file.symbolic if d.low] == [
         (2, 32, 96, 32),
         (3, 32, 96, 32),
@@ -166,6 +168,42 @@ def test_antialias_matters_where_something_shrinks(tmp_path: Path, size: int, wr
     path = tmp_path / "r.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
     assert bool(wrong_in_openvino(read_skeleton(path))) is wrong
+
+
+@pytest.mark.parametrize(("positions", "wrong"), [([0], True), ([[0, 1, 2, 3, 4]], False)])
+@pytest.mark.parametrize("as_input", [False, True])
+def test_one_offset_for_all_rows_is_wrong(
+    tmp_path: Path, positions: list[Any], wrong: bool, as_input: bool
+) -> None:
+    """What is said of a file is what both engines do with it."""
+    arrays = {
+        "p": np.array(positions, np.int64),
+        "cos": np.cos(np.arange(20.0, dtype=np.float32)).reshape(5, 4),
+        "sin": np.sin(np.arange(20.0, dtype=np.float32)).reshape(5, 4),
+    }
+    node = helper.make_node(
+        "RotaryEmbedding", ["x", *arrays], ["y"], domain="com.microsoft", num_heads=2, interleaved=0
+    )
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 5, 16]) for n in ("x", "y")]
+    inputs = ports[:1]
+    if as_input:
+        inputs.append(helper.make_tensor_value_info("p", TensorProto.INT64, arrays["p"].shape))
+    weights = [
+        onnx.numpy_helper.from_array(v, k) for k, v in arrays.items() if not (as_input and k == "p")
+    ]
+    path = tmp_path / "rotary.onnx"
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", inputs, ports[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    assert bool(wrong_in_openvino(read_skeleton(path))) is wrong
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 16)).astype(np.float32)}
+    if as_input:
+        feeds["p"] = arrays["p"]
+    answers = []
+    for runtime in ("onnxruntime", "openvino"):
+        with open_runtime(runtime, path) as engine:
+            answers.append(engine.run(feeds)["y"])
+    assert bool(np.abs(answers[0] - answers[1]).max() > 0.1) is wrong
 
 
 def test_cut_files_are_one_error(plain: Path, tmp_path: Path) -> None:

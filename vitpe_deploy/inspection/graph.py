@@ -63,11 +63,18 @@ def _behind(name: str, readers: Mapping[str, list[SkeletonNode]]) -> Iterator[Sk
 def wrong_in_openvino(skeleton: Skeleton) -> tuple[str, ...]:
     """Nodes whose result differs in OpenVINO, with what is known of each.
 
-    Measured with OpenVINO 2026.4 on the CPU: an antialiased ``Resize``, cubic or linear, is
-    computed without antialiasing; the difference shows wherever an axis becomes smaller.
+    Measured with OpenVINO 2026.3 and 2026.4 on the CPU: an antialiased ``Resize``, cubic or linear,
+    is computed without antialiasing; the difference shows wherever an axis becomes smaller. A
+    contrib ``RotaryEmbedding`` that is given the offset of its first row, and not a position for
+    every row, is computed with other rows.
     """
     found = []
     for node in skeleton.all_nodes():
+        if node.kind == "com.microsoft.RotaryEmbedding" and _has_one_offset(node, skeleton):
+            found.append(
+                f"{node}: one offset in place of a position for every row; OpenVINO turns by other "
+                "rows of the table"
+            )
         if node.op_type != "Resize" or not node.attributes.get("antialias"):
             continue
         if _never_shrinks(node, skeleton.weights):
@@ -78,6 +85,15 @@ def wrong_in_openvino(skeleton: Skeleton) -> tuple[str, ...]:
             "wherever the result is smaller than what is resized"
         )
     return tuple(found)
+
+
+def _has_one_offset(node: SkeletonNode, skeleton: Skeleton) -> bool:
+    """Whether the positions are [1], as a constant or as an input of the graph."""
+    name = node.inputs[1] if len(node.inputs) > 1 else ""
+    dims = {value.name: value.dims for value in skeleton.inputs}.get(name)
+    if name in skeleton.weights:
+        dims = skeleton.weights[name].dims
+    return dims is not None and len(dims) == 1
 
 
 def _never_shrinks(node: SkeletonNode, weights: Mapping[str, Weight]) -> bool:

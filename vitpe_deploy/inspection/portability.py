@@ -15,8 +15,12 @@ CONTRIB = "com.microsoft"
 ORT, OPENVINO = "ONNX Runtime", "OpenVINO"
 STANDARD = "standard-only importers"
 
-OPENVINO_SINCE: Mapping[str, str] = {"MultiHeadAttention": "2026.3"}
-"""Contrib operators that OpenVINO reads, with the first version seen to do so."""
+OPENVINO_SINCE: Mapping[str, str] = {
+    "BiasGelu": "2026.3",
+    "MultiHeadAttention": "2026.3",
+    "RotaryEmbedding": "2026.3",
+}
+"""Contrib operators that passes write, with the first version of OpenVINO seen to run them."""
 
 _ORT_CONTRIB = frozenset(
     {
@@ -27,8 +31,8 @@ _ORT_CONTRIB = frozenset(
     }
 )  # fmt: skip
 _OPENVINO_CONTRIB = frozenset(
-    {"Attention", "FastGelu", "BiasGelu", "FusedMatMul", "MatMulNBits", "QuickGelu",
-     "SkipLayerNormalization", "RotaryEmbedding", "SimplifiedLayerNormalization"}
+    {"Attention", "FastGelu", "FusedMatMul", "MatMulNBits", "QuickGelu",
+     "SkipLayerNormalization", "SimplifiedLayerNormalization"}
 )  # fmt: skip
 """In OpenVINO's own list of supported contrib operators; not run here."""
 
