@@ -42,20 +42,18 @@ def _speed(document: Mapping[str, Any]) -> str:
 
 def _costs(document: Mapping[str, Any]) -> str:
     lines = [
-        "| model | dynamic/static ort | openvino | peak MB ours | peer | export s ours | bare "
-        "| file/weights | max rel |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | dynamic/static ort | openvino | peak MB ours | peer | file/weights | max rel |",
+        "|---|---|---|---|---|---|---|",
     ]
     for result in document["models"]:
         if "problem" in result:
             continue
         dynamic = [_ratio(result["dynamic_over_static"].get(engine)) for engine in ENGINES]
-        memory, export = result["memory"], result["export"]
+        memory = result["memory"]
         worst = max((v for v in result["max_rel"].values() if v is not None), default=float("nan"))
         lines.append(
             f"| {result['model']} | {dynamic[0]} | {dynamic[1]} | {_mb(memory['ours_bytes'])} "
-            f"| {_mb(memory['peer_bytes'])} | {export['ours_s']:.1f} | {export['bare_s']:.1f} "
-            f"| {result['file']['ratio']:.3f} | {worst:.1e} |"
+            f"| {_mb(memory['peer_bytes'])} | {result['file']['ratio']:.3f} | {worst:.1e} |"
         )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Ours beside what other exporters give: latency, memory, export time, size, on one machine.
+"""Ours beside what other exporters give: latency, memory, size, on one machine.
 
     python benchmarks/peers.py --quick --work DIR
     python benchmarks/peers.py --only vit-s16-224 --work DIR --results DIR/peers.jsonl
@@ -14,6 +14,8 @@ Everything is timed as ``vitpe-bench`` times it. All peers run a few rounds firs
 of each engine, and torch where it comes near, are then measured well, interleaved with ours and in
 processes started twice. A ratio is peer over ours, paired by round: above 1, ours is faster. A peer
 whose output is wrong is no peer. Networks carry random weights.
+
+What an export takes is measured by export_cost.py, where both sides take turns.
 
 A machine is seldom quiet for as long as the suite takes, so it can be run in pieces. Files are made
 in child processes and kept in ``--work``, and so is the order of the peers: a second run makes and
@@ -92,11 +94,6 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
     peaks = {r["label"]: r["first_peak_bytes"] for r in result["rows"]}
     peaks = {label: v for label, v in peaks.items() if not label.startswith(("ours", "dynamic"))}
     result["memory"] = memory(measured["ours in onnxruntime"], peaks)
-    result["export"] = {
-        "ours_s": ours["onnx"]["export_s"],
-        "bare_s": plain["opset20"]["export_s"],
-        "ratio": ours["onnx"]["export_s"] / plain["opset20"]["export_s"],
-    }
     result["file"] = {
         "ours_bytes": ours["onnx"]["size_bytes"],
         "weights_bytes": plain["weights_bytes"],

@@ -7,6 +7,7 @@ every baked size and every variant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,53 @@ def test_matrix_has_every_encoding() -> None:
     assert {name for _, name, _ in rows()} == set(encodings.names())
 
 
-@pytest.mark.parametrize("fault", ["dropped", "misplaced"])
-def test_matrix_notices_positions_that_are_gone_or_moved(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+NO_TENSORS = {"none", "conditional"}
+"""Nothing to break: no positions at all, and a convolution that needs no size."""
+
+REDUCED = ("learned-2d", "rope-2d", "relative-2d")
+"""One that is added to tokens, one that turns queries and keys, one that is a bias."""
+
+
+def broken(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The resolved positions are broken, the eager model is not: every baked cell must fail."""
-    kind = encodings.get("learned-2d")
-    right = kind.fit
+    """Resolved positions go through ``change``, baked and in the graph; eager ones do not."""
+    home = next(n for n in ("vit", "swin", "video") if n in encodings.networks_of(name))
+    kind = encodings.get(name).placed_in(home)
+    for method in ("fit", "in_graph"):
+        right = getattr(kind, method)
 
-    def wrong(self: PositionEncoding, grid: tuple[int, int]) -> dict[str, torch.Tensor]:
-        made = right(self, grid)
-        change = torch.zeros_like if fault == "dropped" else lambda t: t.roll(1, dims=1)
-        return {name: change(value) for name, value in made.items()}
+        def wrong(
+            self: PositionEncoding, *size: Any, right: Any = right
+        ) -> dict[str, torch.Tensor]:
+            return {key: change(value) for key, value in right(self, *size).items()}
 
-    monkeypatch.setattr(kind, "fit", wrong)
-    cells = cells_of("learned-2d", "learned-2d", {}, tmp_path, baked_kinds=("non-square",))
-    baked = [c for c in cells if c.form == "baked"]
-    assert len(baked) == len(ENGINES)
-    assert all(c.max_rel is not None and c.max_rel > 100 * LIMIT for c in baked)
+        monkeypatch.setattr(kind, method, wrong)
+
+
+def all_notice(name: str, folder: Path) -> None:
+    cells = list(cells_of(name, name, {}, folder, baked_kinds=("non-square",)))
+    assert len(cells) == 5 * len(ENGINES)
+    assert all(c.max_rel is not None and c.max_rel > 100 * LIMIT for c in cells), cells
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in REDUCED else pytest.param(n, marks=pytest.mark.slow)
+        for n in encodings.names()
+        if n not in NO_TENSORS
+    ],
+)
+def test_matrix_notices_positions_that_are_gone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(name, torch.zeros_like, monkeypatch)
+    all_notice(name, tmp_path)
+
+
+def test_matrix_notices_positions_that_are_moved_by_one_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken("learned-2d", lambda table: table.roll(1, dims=1), monkeypatch)
+    all_notice("learned-2d", tmp_path)

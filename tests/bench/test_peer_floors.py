@@ -36,7 +36,6 @@ GOOD: dict[str, Any] = {
     "peer_over_ours": {w: ratio(1.12) for w in ("onnxruntime", "openvino", "across")},
     "dynamic_over_static": {"onnxruntime": ratio(1.0)},
     "memory": {"ratio": 0.5},
-    "export": {"ratio": 1.2},
     "file": {"ratio": 1.01},
     "max_rel": {"onnx in onnxruntime": 2e-6},
 }
@@ -55,7 +54,6 @@ def test_good_figures_miss_nothing(floors: ModuleType) -> None:
         (("dynamic_over_static", "onnxruntime"), ratio(1.04), "dynamic over static 1.040"),
         (("memory", "ratio"), 0.71, "peak memory 0.71"),
         (("memory", "ratio"), None, "peak memory None"),
-        (("export", "ratio"), 1.26, "export time over the bare call 1.260"),
         (("file", "ratio"), 1.03, "file over weights 1.030"),
         (("max_rel", "onnx in onnxruntime"), 2e-5, "max_rel 2e-05"),
         (("max_rel", "onnx in onnxruntime"), None, "max_rel None"),

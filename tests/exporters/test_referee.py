@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,8 @@ from vitpe_deploy.encodings.learned_1d import Learned1D
 from vitpe_deploy.errors import VitpeError
 from vitpe_deploy.request import Resolution
 from vitpe_deploy.sources.reference import ReferenceModel
+
+NATIVE_GRID = (6, 6)
 
 
 def export(folder: Path, size: object = (64, 160), **options: object) -> object:
@@ -50,12 +53,12 @@ def test_file_of_another_size_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
 
     right = pipeline.trace
 
-    def native(*args: object, **options: object) -> object:
-        options["size"] = Resolution(96, 96)
-        return right(*args, **options)  # type: ignore[arg-type]
+    def native(loaded: Any, module: nn.Module, **options: Any) -> object:
+        size = options["size"] = Resolution(96, 96)
+        return right(loaded, loaded.explicit(size), **options)
 
     monkeypatch.setattr(pipeline, "trace", native)
-    with pytest.raises((VitpeError, RuntimeError)):
+    with pytest.raises(VitpeError, match="96"):
         export(tmp_path)
     assert not list(tmp_path.rglob("*.onnx"))
 
@@ -86,11 +89,17 @@ def test_dynamic_positions_frozen_at_the_traced_grid_are_noticed(
     right = Learned1D.in_graph
 
     def frozen(self: Learned1D, h: int, w: int) -> dict[str, torch.Tensor]:
-        table = right(self, h, w)["table"]
-        return {"table": table[:, :1] + 0 * table}
+        """The rows of the native grid, which are right there, over and over."""
+        table = right(self, *NATIVE_GRID)["table"]
+        rows = 1 + torch.arange(h * w) % (NATIVE_GRID[0] * NATIVE_GRID[1])
+        return {"table": torch.cat([table[:, :1], table[:, rows]], dim=1)}
 
     monkeypatch.setattr(Learned1D, "in_graph", frozen)
-    assert export(tmp_path, dynamic="size").verdict == "failed"
+    report = export(tmp_path, None, dynamic="size")
+    assert report.verdict == "failed"
+    native = [NATIVE_GRID[0] * 16, NATIVE_GRID[1] * 16]
+    passed = {tuple(row.resolution) for row in report.parity if row.passed}
+    assert passed == {tuple(native)}
 
 
 @pytest.mark.parametrize("block", [0, 1, 2, 3])
