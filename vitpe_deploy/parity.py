@@ -176,7 +176,8 @@ def least_agreement(
     """
     if result.problem is not None:
         return 0.0, "cosine"
-    if result.top1 is not None and inputs * (1 - floor) >= 1:
+    # As the share itself is computed, so that rounding cannot put the two on different sides.
+    if result.top1 is not None and inputs > 0 and (inputs - 1) / inputs >= floor:
         return result.top1, "top1"
     return result.cosine or 0.0, "cosine"
 
