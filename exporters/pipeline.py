@@ -19,13 +19,15 @@ from exporters.onnx_file import forget_weights
 from exporters.passes import run_passes
 from exporters.passes.base import PassContext
 from exporters.plan import Plan, PlannedGraph, make_plan
-from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, ask, prove, verdict_of
+from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, ask, prove
 from exporters.records import artifact_record, bucket_index, pass_records, with_proof
 from exporters.retarget import retarget
 from exporters.trace import TracedGraph, trace
 from exporters.trim import trim_memory
 from exporters.writer import ArtifactWriter, target_of
+from vitpe_deploy.engine_parity import verdict_of
 from vitpe_deploy.files import StagedFiles, refuse_existing, total_size
+from vitpe_deploy.layer_parity import require_blocks
 from vitpe_deploy.manifest import Manifest, manifest_path
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Precision, Target
@@ -279,6 +281,8 @@ class _Export:
                 model = simplify(model)
         present = {value.name for node in model.graph for value in node.outputs}
         kept = tuple(name for name in traced.layer_values if name in present)
+        if request.verify.layers:
+            require_blocks(kept, self.facts.name)
         return SpelledGraph(model, runs, nodes_before, kept)
 
     def _pass_checker(self) -> PassChecker:

@@ -187,7 +187,7 @@ def _verdict(rows: Sequence[ParityRow], layers_failed: bool) -> str:
 
 
 def _fails(verdict: Any) -> bool:
-    return verdict.first_failing_block is not None
+    return bool(verdict.fails)
 
 
 def _after_failure(artifact: str, rows: Sequence[ParityRow]) -> tuple[str, ...]:

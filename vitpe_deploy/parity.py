@@ -19,7 +19,7 @@ from vitpe_deploy.errors import UsageError
 from vitpe_deploy.inputs import SEEDS, ImageInput, InputLayout
 from vitpe_deploy.preprocess import Preprocess
 from vitpe_deploy.request import Resolution, Tolerance
-from vitpe_deploy.results import LayerRow, LayerVerdict, ParityRow
+from vitpe_deploy.results import ParityRow
 from vitpe_deploy.runtimes import Runtime, open_runtime
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -109,7 +109,7 @@ def row_words(row: ParityRow) -> str:
     return shown if row.max_rel is None else f"{shown}, max rel {row.max_rel:.1e}"
 
 
-def _only_input(runtime: Runtime) -> str:
+def only_input(runtime: Runtime) -> str:
     """Name of the one input of an artifact."""
     if len(runtime.inputs) != 1:
         raise UsageError(f"the file takes {len(runtime.inputs)} inputs, parity knows one")
@@ -235,7 +235,7 @@ def check(
             )
         for case in cases:
             right = expected(case)
-            given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
+            given = [runtime.run({only_input(runtime): x}) for x in case.inputs]
             for name in names:
                 result = compare(
                     [o[name] for o in right], [o[name] for o in given], classes=name == LOGITS
@@ -252,7 +252,7 @@ def check(
                     max_rel=result.max_rel,
                     cosine=result.cosine,
                     top1_agreement=result.top1,
-                    limit=_relative_limit(tolerance, result.largest),
+                    limit=relative_limit(tolerance, result.largest),
                     limit_needed=_limit_needed(tolerance, result),
                     passed=result.passes(tolerance),
                     inputs=len(case.inputs) * case.batch,
@@ -309,7 +309,8 @@ def _by_agreement(row: ParityRow, result: Comparison, floor: float) -> ParityRow
     )
 
 
-def _relative_limit(tolerance: Tolerance, largest: float) -> float:
+def relative_limit(tolerance: Tolerance, largest: float) -> float:
+    """The allowed difference, relative to the largest value of the reference."""
     return tolerance.limit(largest) / largest if largest > 0 else tolerance.rtol
 
 
@@ -318,76 +319,3 @@ def _limit_needed(tolerance: Tolerance, result: Comparison) -> float | None:
     if result.max_abs is None or result.largest <= 0:
         return None
     return max(0.0, result.max_abs - tolerance.atol) / result.largest
-
-
-def _kept(right: Array, given: Array, kept_tokens: tuple[int, int] | None) -> Array:
-    """The reference [B, N, D] at the tokens that a shortened block computes."""
-    if kept_tokens is None or right.ndim != 3 or right.shape == given.shape:
-        return right
-    return right[:, kept_tokens[0] : kept_tokens[1]]
-
-
-def check_layers(
-    target: Target,
-    case: ParityCase,
-    expected: list[Outputs],
-    layers: Sequence[str],
-    tolerance: Tolerance,
-    *,
-    artifact: str,
-    kept_tokens: tuple[int, int] | None = None,
-) -> LayerVerdict:
-    """Compare the activations after each block and name the first outside tolerance.
-
-    Args:
-        target: file, engine and device.
-        case: inputs.
-        expected: reference activations, ``block:k`` by name, one dict per input.
-        layers: names of the blocks in order, as values of the graph.
-        tolerance: what is allowed.
-        artifact: how rows name the file.
-        kept_tokens: tokens that a block still computes when it does not compute all.
-    """
-    resolution = (case.size.height, case.size.width)
-    rows: list[LayerRow] = []
-    skipped: list[str] = []
-    declared: set[str] = set()
-    with open_runtime(target.runtime, target.path, device="CPU", threads=target.threads) as plain:
-        declared = {o.name for o in plain.outputs}
-    runtime = open_runtime(
-        target.runtime,
-        target.path,
-        device=target.device,
-        threads=target.threads,
-        extra_outputs=tuple(n for n in layers if n not in declared),
-    )
-    with runtime:
-        given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
-        for name in layers:
-            right = [
-                _kept(o[name], g[name], kept_tokens) for o, g in zip(expected, given, strict=True)
-            ]
-            result = compare(right, [o[name] for o in given], classes=False)
-            if result.problem is not None and result.problem.startswith("shape"):
-                skipped.append(f"{name}: {result.problem}")
-                continue
-            rows.append(
-                LayerRow(
-                    artifact=artifact,
-                    runtime=runtime.info.runtime,
-                    resolution=resolution,
-                    block=int(name.partition(":")[2]),
-                    max_abs=result.max_abs,
-                    max_rel=result.max_rel,
-                    limit=_relative_limit(tolerance, result.largest),
-                    passed=result.passes(tolerance),
-                )
-            )
-        return LayerVerdict(
-            artifact=artifact,
-            runtime=runtime.info.runtime,
-            resolution=resolution,
-            first_failing_block=next((r.block for r in rows if not r.passed), None),
-            not_comparable=tuple(skipped),
-            rows=tuple(rows),
-        )

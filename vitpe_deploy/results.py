@@ -112,7 +112,12 @@ class ParityRow(Value):
 
 
 class LayerRow(Value):
-    """Activations after one block, compared with PyTorch."""
+    """Activations after one block, compared with PyTorch.
+
+    Attributes:
+        passed: whether they are inside tolerance.
+        problem: why they failed when it is not a matter of tolerance.
+    """
 
     artifact: str
     runtime: str
@@ -122,10 +127,18 @@ class LayerRow(Value):
     max_rel: float | None
     limit: float
     passed: bool
+    problem: str | None = None
 
 
 class LayerVerdict(Value):
-    """Per-layer parity of one artifact in one runtime at one size."""
+    """Per-layer parity of one artifact in one runtime at one size.
+
+    Attributes:
+        first_failing_block: the first outside tolerance.
+        not_comparable: blocks without a difference, and why: another shape, values not finite.
+        decides: whether a block outside tolerance fails the artifact. Not where that passes by
+            agreement: rounding to int8 moves single activations further than any tolerance.
+    """
 
     artifact: str
     runtime: str
@@ -133,6 +146,13 @@ class LayerVerdict(Value):
     first_failing_block: int | None
     not_comparable: tuple[str, ...] = ()
     rows: tuple[LayerRow, ...] = ()
+    decides: bool = True
+
+    @property
+    def fails(self) -> bool:
+        """Whether the artifact fails by its layers; it always does by one not comparable."""
+        failed = [row for row in self.rows if not row.passed]
+        return not self.rows or any(self.decides or row.problem is not None for row in failed)
 
 
 class Steps(Value):

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 from vitpe_deploy.against import check_outputs
 from vitpe_deploy.bundle import Bundle, is_bundle, open_bundle, write_bundle
+from vitpe_deploy.engine_parity import Question, References, in_engine, verdict_of
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, SourceError, UsageError
 from vitpe_deploy.files import sha256_of
+from vitpe_deploy.layer_parity import Blocks, layer_words, require_blocks
 from vitpe_deploy.manifest import Manifest, read_manifest
 from vitpe_deploy.parity import (
-    Outputs,
     ParityCase,
+    Reference,
     Target,
     agreement_cases,
-    check,
-    check_layers,
     make_case,
     row_words,
-    unable_rows,
 )
 from vitpe_deploy.pixels import reference_for
 from vitpe_deploy.progress import Progress, Silent
@@ -81,77 +80,52 @@ def run_verify(
     )
     names = tuple(o.name for o in manifest.outputs)
     cases = _cases(manifest, options)
-    known: dict[int, list[Outputs]] = {}
-
-    def expected(case: ParityCase) -> list[Outputs]:
-        if id(case) not in known:
-            shown.tick(f"PyTorch at {case.size}, batch {case.batch}")
-            known[id(case)] = referee.outputs(case.size, case.inputs, names)
-        return known[id(case)]
-
-    rows: list[ParityRow] = []
-    layers: list[LayerVerdict] = []
-    tolerance = _tolerance(manifest, options)
-    for runtime in _runtimes(manifest, options):
-        target = Target(path, runtime, options.device, options.threads)
-        floor, able = manifest.min_agreement, True
-        try:
-            found = check(
-                target,
-                cases,
-                expected,
-                names,
-                tolerance,
-                artifact=str(path),
-                min_agreement=floor,
-            )
-        except ArtifactError as problem:
-            if floor is None or not intact:
-                raise
-            able = False  # not every engine has every integer operator
-            found = unable_rows(
-                target, cases, names, artifact=str(path), floor=floor, problem=problem.message
-            )
-        rows += found
-        for row in found:
-            _show(shown, row)
-        if options.layers and able:
-            verdict = _layers(target, cases[0], manifest, referee.outputs, tolerance, shown)
-            layers.append(verdict)
+    question = Question(
+        artifact=str(path),
+        cases=cases,
+        expected=References(referee, names, shown),
+        names=names,
+        tolerance=_tolerance(manifest, options),
+        min_agreement=manifest.min_agreement,
+        intact=intact,
+        blocks=_blocks(manifest, referee, cases[0]) if options.layers else None,
+    )
+    rows, layers = _in_engines(path, manifest, options, question, shown)
     return _report(path, manifest, "pytorch", rows, layers)
 
 
-def _layers(
-    target: Target,
-    case: ParityCase,
-    manifest: Manifest,
-    outputs: object,
-    tolerance: Tolerance,
-    shown: Progress,
-) -> LayerVerdict:
+def _blocks(manifest: Manifest, referee: Reference, case: ParityCase) -> Blocks:
+    """What ``--layers`` compares; PyTorch is asked once, when the first engine needs it."""
     names = manifest.layer_values
-    if not names:
-        raise UsageError(
-            f"{target.path.name} names no blocks, so --layers has nothing to compare",
-            hint="Its model has no recognisable stack of blocks.",
-        )
-    right = outputs(case.size, case.inputs, names)  # type: ignore[operator]
-    verdict = check_layers(
-        target,
-        case,
-        right,
+    require_blocks(names, manifest.files[0])
+    activations = References(referee, names)
+    return Blocks(
         names,
-        tolerance,
-        artifact=str(target.path),
+        lambda: activations(case),
         kept_tokens=manifest.kept_tokens,
+        decide=manifest.min_agreement is None,
     )
-    if verdict.first_failing_block is None:
-        text = f"all {len(verdict.rows)} blocks inside tolerance"
-    else:
-        text = f"first outside tolerance is block {verdict.first_failing_block}"
-    good = verdict.first_failing_block is None
-    shown.line(text, label=f"{verdict.runtime:<12} layers", good=good)
-    return verdict
+
+
+def _in_engines(
+    path: Path, manifest: Manifest, options: VerifyOptions, question: Question, shown: Progress
+) -> tuple[list[ParityRow], list[LayerVerdict]]:
+    """Every engine asked for, shown as it is found."""
+    rows: list[ParityRow] = []
+    layers: list[LayerVerdict] = []
+    for runtime in _runtimes(manifest, options):
+        found = in_engine(Target(path, runtime, options.device, options.threads), question)
+        rows += found.rows
+        for row in found.rows:
+            _show(shown, row)
+        if found.layers is not None:
+            layers.append(found.layers)
+            shown.line(
+                layer_words(found.layers),
+                label=f"{found.layers.runtime:<12} layers",
+                good=not found.layers.fails,
+            )
+    return rows, layers
 
 
 def pack(
@@ -203,23 +177,16 @@ def _verify_bundle(
             )
     with open_bundle(path) as bundle:
         manifest = bundle.manifest
-        tolerance = _tolerance(manifest, options)
-        rows: list[ParityRow] = []
-        for runtime in _runtimes(manifest, options):
-            target = Target(bundle.artifact, runtime, options.device, options.threads)
-            found = check(
-                target,
-                bundle.cases,
-                bundle.expected,
-                tuple(o.name for o in manifest.outputs),
-                tolerance,
-                artifact=str(path),
-                min_agreement=manifest.min_agreement,
-            )
-            rows += found
-            for row in found:
-                _show(shown, row)
-        return _report(path, manifest, "stored", rows, [])
+        question = Question(
+            artifact=str(path),
+            cases=bundle.cases,
+            expected=bundle.expected,
+            names=tuple(o.name for o in manifest.outputs),
+            tolerance=_tolerance(manifest, options),
+            min_agreement=manifest.min_agreement,
+        )
+        rows, layers = _in_engines(bundle.artifact, manifest, options, question, shown)
+        return _report(path, manifest, "stored", rows, layers)
 
 
 def _load(manifest: Manifest, against: Source | None, shown: Progress) -> LoadedModel:
@@ -374,14 +341,13 @@ def _report(
 ) -> VerifyReport:
     if not rows:
         raise ArtifactError(f"{path.name}: nothing was compared")
-    good = all(r.passed for r in rows) and all(v.first_failing_block is None for v in layers)
     return VerifyReport(
         artifact=str(path),
         model=manifest.model,
         reference="stored" if reference == "stored" else "pytorch",
         parity=tuple(rows),
         layers=tuple(layers),
-        verdict="passed" if good else "failed",
+        verdict=verdict_of(rows, layers),
     )
 
 

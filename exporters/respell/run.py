@@ -23,15 +23,15 @@ from exporters.passes.rotary import FuseRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.tidy import Tidy
 from exporters.plan import Plan, PlannedGraph, engines_for
-from exporters.proof import verdict_of
 from exporters.respell.plain import spell_out
 from exporters.respell.recognise import recognise, with_shapes
 from exporters.retarget import at_opset
 from exporters.simplify import simplify
+from vitpe_deploy.engine_parity import Question, References, in_engine, verdict_of
 from vitpe_deploy.errors import SourceError, UsageError
 from vitpe_deploy.files import StagedFiles, total_size
 from vitpe_deploy.manifest import Manifest, manifest_path
-from vitpe_deploy.parity import Outputs, ParityCase, check, make_case, row_words
+from vitpe_deploy.parity import Array, Outputs, make_case, row_words
 from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Format, Precision, Resolution, Tolerance
@@ -43,7 +43,7 @@ from vitpe_deploy.results import (
     Steps,
     Verdict,
 )
-from vitpe_deploy.runtimes import open_runtime
+from vitpe_deploy.runtimes import Runtime, open_runtime
 from vitpe_deploy.sources.onnx_graph import ORIGINAL
 from vitpe_deploy.sources.own_file import OwnFile
 
@@ -102,6 +102,21 @@ def run_respelling(
         VitpeError: anything that kept the file from being written; nothing is left behind.
     """
     return _Respelling(request, source, progress or Silent()).run()
+
+
+class _OpenFile:
+    """The original as the reference. See :class:`vitpe_deploy.parity.Reference`."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+
+    def outputs(
+        self, size: Resolution, inputs: Sequence[Array], names: Sequence[str]
+    ) -> list[Outputs]:
+        """Run the original."""
+        (entry,) = self._engine.inputs
+        found = [self._engine.run({entry.name: x}) for x in inputs]
+        return [{name: outputs[name] for name in names} for outputs in found]
 
 
 class _Respelling:
@@ -192,28 +207,22 @@ class _Respelling:
         if manifest.precision != Precision.FP32:
             tolerance = Tolerance(manifest.tolerance["rtol"], manifest.tolerance["atol"])
         rows: list[ParityRow] = []
-        known: dict[int, list[Outputs]] = {}
         with (
             self.clock.step("parity"),
             open_runtime("onnxruntime", self.source.path, threads=self.request.threads) as engine,
         ):
-            (entry,) = engine.inputs
-
-            def expected(case: ParityCase) -> list[Outputs]:
-                if id(case) not in known:
-                    known[id(case)] = [engine.run({entry.name: x}) for x in case.inputs]
-                return known[id(case)]
-
+            names = self.plan.outputs
+            question = Question(
+                artifact=str(self.request.output_dir / path.name),
+                cases=cases,
+                expected=References(_OpenFile(engine), names, self.progress, called=ORIGINAL),
+                names=names,
+                tolerance=tolerance,
+                min_agreement=manifest.min_agreement,
+            )
             for runtime in engines_for(Format.ONNX, verify.runtimes):
-                found = check(
-                    ParityTarget(path, runtime, verify.device, self.request.threads),
-                    cases,
-                    expected,
-                    self.plan.outputs,
-                    tolerance,
-                    artifact=str(self.request.output_dir / path.name),
-                    min_agreement=manifest.min_agreement,
-                )
+                target = ParityTarget(path, runtime, verify.device, self.request.threads)
+                found = in_engine(target, question).rows
                 rows += found
                 worst = min(found, key=lambda row: (row.passed, row.cosine or 0.0))
                 self.progress.line(
