@@ -316,12 +316,13 @@ def test_verify_json_with_layers(artifact: Path, capfd: pytest.CaptureFixture[st
         "artifact",
         "model",
         "reference",
+        "stored_reference",
         "parity",
         "layers",
         "verdict",
     }
     assert document["schema"] == "vitpe.verify/1"
-    assert document["reference"] == "pytorch"
+    assert (document["reference"], document["stored_reference"]) == ("pytorch", None)
     assert [r["runtime"] for r in document["parity"]] == ["onnxruntime"]
     assert document["layers"][0]["first_failing_block"] is None
 
@@ -346,7 +347,7 @@ def test_a_bundle_is_beside_the_artifact_and_is_checked(
     document = json.loads(shown.out)
     bundle = artifact.with_name(f"{STEM}.onnx.bundle.zip")
     assert document["artifact"] == str(bundle)
-    assert document["reference"] == "stored"
+    assert (document["reference"], document["stored_reference"]) == ("stored", "pytorch")
     assert [r["runtime"] for r in document["parity"]] == ["onnxruntime", "openvino"]
     code, shown = run(cli.verify_main, [artifact, "--bundle"], capfd)
     assert code == 2

@@ -1,4 +1,4 @@
-"""One file that proves an artifact anywhere: artifact, manifest, inputs and PyTorch's outputs.
+"""One file that proves an artifact anywhere: artifact, manifest, inputs and reference outputs.
 
 A bundle is an uncompressed zip named ``<artifact>.bundle.zip``. It is checked with numpy and an
 engine alone; it is unpacked into a temporary folder under the names that its manifest lists and no
@@ -34,12 +34,13 @@ _CHUNK = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An unpacked bundle."""
+    """An unpacked bundle. ``reference`` is what gave the stored outputs."""
 
     manifest: Manifest
     artifact: Path
     cases: tuple[ParityCase, ...]
     stored: tuple[list[Outputs], ...]
+    reference: str
 
     def expected(self, case: ParityCase) -> list[Outputs]:
         """The stored outputs of one of its cases."""
@@ -57,9 +58,10 @@ def write_bundle(
     pairs: Sequence[tuple[ParityCase, list[Outputs]]],
     folder: Path,
     *,
+    reference: str,
     force: bool = False,
 ) -> Path:
-    """Pack an artifact with reference inputs and outputs. Gives the path of the bundle.
+    """Pack an artifact with inputs and the outputs of a reference. Gives the path of the bundle.
 
     Raises:
         UsageError: the file exists already.
@@ -81,7 +83,12 @@ def write_bundle(
             described = []
             for number, (case, outputs) in enumerate(pairs):
                 described.append(
-                    {"size": case.size.as_list(), "batch": case.batch, "inputs": len(case.inputs)}
+                    {
+                        "size": case.size.as_list(),
+                        "batch": case.batch,
+                        "inputs": len(case.inputs),
+                        "reference": reference,
+                    }
                 )
                 for k, (array, named) in enumerate(zip(case.inputs, outputs, strict=True)):
                     _write(bundle, f"case{number}/in{k}.npy", _npy(array))
@@ -139,7 +146,9 @@ def _unpack(path: Path, folder: Path) -> Bundle:
             raise ArtifactError(f"{path} is damaged: {artifact.name} does not match its hash")
         manifest_path(artifact).write_text(manifest.as_json(), encoding="utf-8")
         cases, stored = [], []
+        reference = manifest.reference  # of bundles that do not say it themselves
         for number, described in enumerate(json.loads(bundle.read(_CASES))):
+            reference = str(described.get("reference", reference))
             size = Resolution(*map(int, described["size"]))
             count = int(described["inputs"])
             inputs = tuple(_load(bundle, f"case{number}/in{k}.npy") for k in range(count))
@@ -153,7 +162,7 @@ def _unpack(path: Path, folder: Path) -> Bundle:
                     for k in range(count)
                 ]
             )
-    return Bundle(manifest, artifact, tuple(cases), tuple(stored))
+    return Bundle(manifest, artifact, tuple(cases), tuple(stored), reference)
 
 
 def _refuse_bomb(path: Path, bundle: zipfile.ZipFile) -> None:

@@ -72,9 +72,13 @@ def export_summary(report: ExportReport) -> str:
 
 def verify_summary(report: VerifyReport, *, bundle: bool) -> str:
     """The last lines of a verification."""
+    from vitpe_deploy.results import reference_words
+
     size = _megabytes(_size_of(Path(report.artifact)))
     failed = any(_fails(v) for v in report.layers)
-    against = "stored outputs of PyTorch" if report.reference == "stored" else "PyTorch"
+    against = reference_words(report.reference)
+    if report.stored_reference is not None:
+        against += f" of {reference_words(report.stored_reference)}"
     lines = [
         f"{report.artifact}  {size}  {_verdict(report.parity, failed)}",
         f"against: {against} ({report.model})",

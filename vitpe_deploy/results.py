@@ -12,6 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Verdict: TypeAlias = Literal["passed", "failed", "unverified"]
 
+PYTORCH = "pytorch"
+"""The reference wherever the source is a model."""
+
+STORED = "stored"
+"""The reference of a bundle: outputs that it brings along."""
+
+
+def reference_words(reference: str) -> str:
+    """How progress and summaries call a reference."""
+    return {PYTORCH: "PyTorch", STORED: "stored outputs"}.get(reference, f"the {reference}")
+
 
 class Value(BaseModel):
     """Base of all results: frozen, and strict about names."""
@@ -196,12 +207,19 @@ class ExportReport(Value):
 
 
 class VerifyReport(Value):
-    """The document of ``vitpe-verify --json``."""
+    """The document of ``vitpe-verify --json``.
+
+    Attributes:
+        reference: what the file was compared with: ``pytorch``, what stands in for it where the
+            source is a file, or ``stored`` for the outputs that a bundle brings along.
+        stored_reference: what gave those outputs; null when nothing is stored.
+    """
 
     schema_: Literal["vitpe.verify/1"] = Field(default="vitpe.verify/1", alias="schema")
     artifact: str
     model: str
-    reference: Literal["pytorch", "stored"]
+    reference: str
+    stored_reference: str | None = None
     parity: tuple[ParityRow, ...]
     layers: tuple[LayerVerdict, ...] = ()
     verdict: Verdict

@@ -1,7 +1,8 @@
 """Parity again, later, on another machine or device: the work behind ``vitpe-verify``.
 
-With the source model at hand the reference is PyTorch, rebuilt from what the manifest records;
-a bundle brings its reference outputs along and needs neither torch nor the model.
+With the source at hand the reference is PyTorch, rebuilt from what the manifest records, or the
+file that the artifact was made from; a bundle brings its reference outputs along and needs neither
+torch nor the source.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from vitpe_deploy.parity import (
 from vitpe_deploy.pixels import reference_for
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import Dynamic, Format, ModelRequest, Resolution, SizeRange, Tolerance
-from vitpe_deploy.results import LayerVerdict, ParityRow, VerifyReport
+from vitpe_deploy.results import (
+    STORED,
+    LayerVerdict,
+    ParityRow,
+    VerifyReport,
+    reference_words,
+)
 
 if TYPE_CHECKING:
     from vitpe_deploy.sources.base import LoadedModel, Source
@@ -83,7 +90,7 @@ def run_verify(
     question = Question(
         artifact=str(path),
         cases=cases,
-        expected=References(referee, names, shown),
+        expected=References(referee, names, shown, called=reference_words(loaded.reference)),
         names=names,
         tolerance=_tolerance(manifest, options),
         min_agreement=manifest.min_agreement,
@@ -91,7 +98,7 @@ def run_verify(
         blocks=_blocks(manifest, referee, cases[0]) if options.layers else None,
     )
     rows, layers = _in_engines(path, manifest, options, question, shown)
-    return _report(path, manifest, "pytorch", rows, layers)
+    return _report(path, manifest, loaded.reference, rows, layers)
 
 
 def _blocks(manifest: Manifest, referee: Reference, case: ParityCase) -> Blocks:
@@ -137,7 +144,7 @@ def pack(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Pack artifact, manifest, inputs and PyTorch's outputs into one file. Gives its path.
+    """Pack artifact, manifest, inputs and reference outputs into one file. Gives its path.
 
     Raises:
         ArtifactError: missing, damaged or incomplete files.
@@ -153,11 +160,19 @@ def pack(
         loaded.referee(threads=options.threads, symbolic=symbolic),
     )
     names = tuple(o.name for o in manifest.outputs)
+    called = reference_words(loaded.reference)
     pairs = []
     for case in _cases(manifest, options):
-        shown.tick(f"PyTorch at {case.size}, batch {case.batch}")
+        shown.tick(f"{called} at {case.size}, batch {case.batch}")
         pairs.append((case, referee.outputs(case.size, case.inputs, names)))
-    return write_bundle(path, manifest, pairs, output_dir or path.parent, force=force)
+    return write_bundle(
+        path,
+        manifest,
+        pairs,
+        output_dir or path.parent,
+        reference=loaded.reference,
+        force=force,
+    )
 
 
 def _verify_bundle(
@@ -186,7 +201,7 @@ def _verify_bundle(
             min_agreement=manifest.min_agreement,
         )
         rows, layers = _in_engines(bundle.artifact, manifest, options, question, shown)
-        return _report(path, manifest, "stored", rows, layers)
+        return _report(path, manifest, STORED, rows, layers, bundle.reference)
 
 
 def _load(manifest: Manifest, against: Source | None, shown: Progress) -> LoadedModel:
@@ -338,13 +353,15 @@ def _report(
     reference: str,
     rows: Sequence[ParityRow],
     layers: Sequence[LayerVerdict],
+    stored_reference: str | None = None,
 ) -> VerifyReport:
     if not rows:
         raise ArtifactError(f"{path.name}: nothing was compared")
     return VerifyReport(
         artifact=str(path),
         model=manifest.model,
-        reference="stored" if reference == "stored" else "pytorch",
+        reference=reference,
+        stored_reference=stored_reference,
         parity=tuple(rows),
         layers=tuple(layers),
         verdict=verdict_of(rows, layers),
