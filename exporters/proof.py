@@ -30,6 +30,7 @@ from vitpe_deploy.parity import (
     check,
     make_case,
     row_words,
+    warn_of_noise,
 )
 from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.pixels import reference_for
@@ -134,6 +135,7 @@ def ask(
             preprocess=facts.preprocess,
             images=verify.images,
         )
+        warn_of_noise(cases, progress)
     expected = References(referee, plan.outputs, progress)
     outputs = tuple(expected(case) for case in cases)
     first_block = {

@@ -71,6 +71,7 @@ PARITY_KEYS = {
     "criterion",
     "inputs",
     "problem",
+    "judged_on",
 }
 
 

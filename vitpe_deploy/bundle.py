@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from vitpe_deploy.errors import ArtifactError, VitpeError
 from vitpe_deploy.files import StagedFiles, refuse_existing, sha256_of
 from vitpe_deploy.manifest import Manifest, manifest_path
 from vitpe_deploy.parity import Outputs, ParityCase
 from vitpe_deploy.request import Resolution
+from vitpe_deploy.results import JudgedOn
 
 SUFFIX = ".bundle.zip"
 
@@ -30,6 +32,7 @@ _MANIFEST = "manifest.json"
 _CASES = "cases.json"
 _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 8 << 20
+_JUDGED_ON: TypeAdapter[JudgedOn | None] = TypeAdapter(JudgedOn | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ def write_bundle(
                         "batch": case.batch,
                         "inputs": len(case.inputs),
                         "reference": reference,
+                        "data": case.data,
                     }
                 )
                 for k, (array, named) in enumerate(zip(case.inputs, outputs, strict=True)):
@@ -152,7 +156,8 @@ def _unpack(path: Path, folder: Path) -> Bundle:
             size = Resolution(*map(int, described["size"]))
             count = int(described["inputs"])
             inputs = tuple(_load(bundle, f"case{number}/in{k}.npy") for k in range(count))
-            cases.append(ParityCase(size, int(described["batch"]), inputs))
+            data = _JUDGED_ON.validate_python(described.get("data"))
+            cases.append(ParityCase(size, int(described["batch"]), inputs, data))
             stored.append(
                 [
                     {

@@ -8,7 +8,7 @@ on NaN, on an empty or wrongly shaped output, or on an output that does not depe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.inputs import SEEDS, ImageInput, InputLayout
 from vitpe_deploy.preprocess import Preprocess
+from vitpe_deploy.progress import Progress
 from vitpe_deploy.request import Resolution, Tolerance
-from vitpe_deploy.results import ParityRow
+from vitpe_deploy.results import JudgedOn, ParityRow
 from vitpe_deploy.runtimes import Runtime, open_runtime
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -41,11 +42,18 @@ class Reference(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParityCase:
-    """Inputs of one size and batch, in the layout of the model."""
+    """Inputs of one size and batch, in the layout of the model.
+
+    Attributes:
+        data: what the inputs are; None where a bundle does not say.
+        no_data: why they are not the calibration data, where those were to be had at export.
+    """
 
     size: Resolution
     batch: int
     inputs: tuple[Array, ...]
+    data: JudgedOn | None = "noise"
+    no_data: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +94,30 @@ def agreement_cases(
 ) -> list[ParityCase]:
     """The same sizes and batches on the calibration data, where those are to be had.
 
-    Agreement is a share of inputs, so they have to be inputs of the kind that the file will see.
+    Agreement is a share of inputs, so they have to be inputs of the kind that the file will see. A
+    case that stays noise although there was calibration data says why.
     """
-    from vitpe_deploy.calibration import agreement_inputs
+    from vitpe_deploy.calibration import RANDOM, agreement_inputs
 
+    if calibration is None:
+        return list(cases)
+    data: JudgedOn = "noise" if calibration == RANDOM else "calibration"
     chosen = []
     for case in cases:
         found = agreement_inputs(
             calibration, layout, case.size, case.batch, preprocess=preprocess, images=images
         )
-        chosen.append(case if found is None else ParityCase(case.size, case.batch, found))
+        if isinstance(found, str):
+            chosen.append(replace(case, no_data=found))
+        else:
+            chosen.append(ParityCase(case.size, case.batch, found, data))
     return chosen
+
+
+def warn_of_noise(cases: Iterable[ParityCase], progress: Progress) -> None:
+    """Say once for each reason that agreement is not judged on the calibration data."""
+    for reason in dict.fromkeys(case.no_data for case in cases if case.no_data is not None):
+        progress.note(f"warning: agreement is judged on noise: {reason}")
 
 
 def row_words(row: ParityRow) -> str:
@@ -237,9 +258,8 @@ def check(
             right = expected(case)
             given = [runtime.run({only_input(runtime): x}) for x in case.inputs]
             for name in names:
-                result = compare(
-                    [o[name] for o in right], [o[name] for o in given], classes=name == LOGITS
-                )
+                pair = _apart(case, [o[name] for o in right], [o[name] for o in given])
+                result = compare(*pair, classes=name == LOGITS)
                 row = ParityRow(
                     artifact=artifact,
                     runtime=runtime.info.runtime,
@@ -259,11 +279,28 @@ def check(
                     problem=result.problem,
                 )
                 if min_agreement is not None:
-                    row = _by_agreement(row, result, min_agreement)
+                    row = _by_agreement(row, result, min_agreement, case.data)
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
     return tuple(rows)
+
+
+def _apart(
+    case: ParityCase, right: list[Array], given: list[Array]
+) -> tuple[list[Array], list[Array]]:
+    """The items of a case that is one batch as inputs of their own.
+
+    Of one input nobody can tell whether the output depends on it. Outputs stay as they are where
+    all items are alike, and where the first axis is not the batch.
+    """
+    if len(case.inputs) != 1:
+        return right, given
+    (items,) = case.inputs
+    alike = all(np.array_equal(items[0], item) for item in items[1:])
+    if alike or any(a.ndim == 0 or len(a) != case.batch for a in (*right, *given)):
+        return right, given
+    return np.split(right[0], case.batch), np.split(given[0], case.batch)
 
 
 def unable_rows(
@@ -295,17 +332,26 @@ def unable_rows(
             inputs=0,
             problem=problem,
             criterion="cosine",
+            judged_on=case.data,
         )
         for case in cases
         for name in names
     )
 
 
-def _by_agreement(row: ParityRow, result: Comparison, floor: float) -> ParityRow:
+def _by_agreement(
+    row: ParityRow, result: Comparison, floor: float, data: JudgedOn | None
+) -> ParityRow:
     value, criterion = least_agreement(result, row.inputs, floor)
     good = result.problem is None and value >= floor
     return row.model_copy(
-        update={"passed": good, "limit": floor, "limit_needed": None, "criterion": criterion}
+        update={
+            "passed": good,
+            "limit": floor,
+            "limit_needed": None,
+            "criterion": criterion,
+            "judged_on": data,
+        }
     )
 
 

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Verdict: TypeAlias = Literal["passed", "failed", "unverified"]
 
+JudgedOn: TypeAlias = Literal["calibration", "noise"]
+
 PYTORCH = "pytorch"
 """The reference wherever the source is a model."""
 
@@ -101,6 +103,9 @@ class ParityRow(Value):
         problem: why the row failed when it is not a matter of tolerance.
         criterion: what ``passed`` was decided by: ``max_rel`` against ``limit``, or for int8
             ``top1`` or ``cosine``, which ``limit`` is then the least of.
+        judged_on: what agreement was counted on: ``calibration`` data that calibrated nothing, or
+            ``noise``, a structured picture, and the pictures of ``--images``; null where parity is
+            by tolerance, and where a bundle does not say.
     """
 
     artifact: str
@@ -120,6 +125,7 @@ class ParityRow(Value):
     inputs: int
     problem: str | None = None
     criterion: Literal["max_rel", "top1", "cosine"] = "max_rel"
+    judged_on: JudgedOn | None = None
 
 
 class LayerRow(Value):

@@ -26,6 +26,7 @@ from vitpe_deploy.parity import (
     agreement_cases,
     make_case,
     row_words,
+    warn_of_noise,
 )
 from vitpe_deploy.pixels import reference_for
 from vitpe_deploy.progress import Progress, Silent
@@ -87,6 +88,7 @@ def run_verify(
     )
     names = tuple(o.name for o in manifest.outputs)
     cases = _cases(manifest, options)
+    warn_of_noise(cases, shown)
     question = Question(
         artifact=str(path),
         cases=cases,
@@ -162,7 +164,9 @@ def pack(
     names = tuple(o.name for o in manifest.outputs)
     called = reference_words(loaded.reference)
     pairs = []
-    for case in _cases(manifest, options):
+    cases = _cases(manifest, options)
+    warn_of_noise(cases, shown)
+    for case in cases:
         shown.tick(f"{called} at {case.size}, batch {case.batch}")
         pairs.append((case, referee.outputs(case.size, case.inputs, names)))
     return write_bundle(
