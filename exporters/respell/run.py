@@ -31,7 +31,14 @@ from vitpe_deploy.engine_parity import Question, References, in_engine, verdict_
 from vitpe_deploy.errors import SourceError, UsageError
 from vitpe_deploy.files import StagedFiles, total_size
 from vitpe_deploy.manifest import Manifest, manifest_path
-from vitpe_deploy.parity import Array, Outputs, make_case, row_words
+from vitpe_deploy.parity import (
+    Array,
+    Outputs,
+    agreement_cases,
+    make_case,
+    row_words,
+    warn_of_noise,
+)
 from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Format, Precision, Resolution, Tolerance
@@ -48,6 +55,7 @@ from vitpe_deploy.sources.onnx_graph import ORIGINAL
 from vitpe_deploy.sources.own_file import OwnFile
 
 _STEPS = 4
+_WORST_FIRST: tuple[Verdict, ...] = ("failed", "unverified", "passed")
 _USED = (SpellAttention, FuseRotary, SeparateProjections, FuseBiasGelu, Tidy)
 _SKIPPED = tuple(p.name for p in PASSES if p not in _USED and not p.required)
 
@@ -203,6 +211,15 @@ class _Respelling:
             )
             for size, batch in self.plan.graphs[0].cases
         ]  # fmt: skip
+        if manifest.min_agreement is not None:
+            cases = agreement_cases(
+                cases,
+                manifest.calibration,
+                layout=manifest.layout(),
+                preprocess=manifest.preprocessing(),
+                images=verify.images,
+            )
+            warn_of_noise(cases, self.progress)
         tolerance = verify.tolerance
         if manifest.precision != Precision.FP32:
             tolerance = Tolerance(manifest.tolerance["rtol"], manifest.tolerance["atol"])
@@ -231,6 +248,11 @@ class _Respelling:
                     good=all(r.passed for r in found),
                 )
         self.progress.end("")
+        if manifest.verdict == "unverified":
+            self.progress.note(
+                f"warning: {self.source.path.name} was written with --no-verify, so that being "
+                f"equal to it proves nothing; vitpe-verify {path.name} compares with its source"
+            )
         return tuple(rows)
 
     def _manifest(
@@ -254,8 +276,9 @@ class _Respelling:
         )
 
     def _verdict(self, rows: Sequence[ParityRow]) -> Verdict:
-        """What is equal to a file that failed has failed."""
-        return "failed" if self.original.verdict == "failed" else verdict_of(rows, ())
+        """The worse of two: what is equal to a file has the verdict of that file at best."""
+        found: tuple[Verdict, ...] = (self.original.verdict, verdict_of(rows, ()))
+        return next((worse for worse in _WORST_FIRST if worse in found), "unverified")
 
     def _report(
         self,
