@@ -146,7 +146,7 @@ class _Export:
         Weights are held by the model, by the graph and by engines; each is let go of as soon as
         nothing asks for it any more, so that no two engines and no copy of ours meet in memory.
         """
-        spelled = self._optimise(self._trace(graph))
+        spelled = self._optimise(self._trace(graph), graph)
         staged: list[tuple[StagedArtifact, Manifest]] = []
         targets = [target_of(kind, self.request) for kind in self.request.formats]
         for place, (kind, target) in enumerate(zip(self.request.formats, targets, strict=True)):
@@ -235,7 +235,7 @@ class _Export:
         self.progress.end(f"{len(traced.model.graph)} nodes", self.clock.total("trace") - before)
         return traced
 
-    def _optimise(self, traced: TracedGraph) -> dict[Target, SpelledGraph]:
+    def _optimise(self, traced: TracedGraph, graph: PlannedGraph) -> dict[Target, SpelledGraph]:
         """A finished graph for each target that a format needs."""
         self.progress.begin(4, TOTAL_STEPS, "Optimise")
         targets = list(
@@ -246,7 +246,7 @@ class _Export:
         for target in targets:
             # Each target starts from a clone, the last one too: names that passes give out are
             # counted per graph, and a file must not depend on which others are written with it.
-            spelled[target] = self._spell(traced.model.clone(), traced, target)
+            spelled[target] = self._spell(traced.model.clone(), traced, target, graph)
         runs = spelled[targets[0]].runs
         changed = ", ".join(
             f"{r.name.replace('-', ' ')} {r.outcome.changed}" for r in runs if r.outcome.changed
@@ -258,7 +258,9 @@ class _Export:
         )
         return spelled
 
-    def _spell(self, model: ir.Model, traced: TracedGraph, target: Target) -> SpelledGraph:
+    def _spell(
+        self, model: ir.Model, traced: TracedGraph, target: Target, graph: PlannedGraph
+    ) -> SpelledGraph:
         request = self.request
         nodes_before = len(model.graph)
         context = PassContext(
@@ -272,7 +274,7 @@ class _Export:
                 model,
                 context,
                 skip=request.skip_passes,
-                after_each=self._pass_checker() if request.verify.passes else None,
+                after_each=self._pass_checker(graph) if request.verify.passes else None,
             )
         if request.simplify:
             from exporters.simplify import simplify
@@ -285,8 +287,8 @@ class _Export:
             require_blocks(kept, self.facts.name)
         return SpelledGraph(model, runs, nodes_before, kept)
 
-    def _pass_checker(self) -> PassChecker:
-        return PassChecker(self.request, self.loaded, self.plan, self.progress)
+    def _pass_checker(self, graph: PlannedGraph) -> PassChecker:
+        return PassChecker(self.request, self.loaded, self.plan, graph, self.progress)
 
     def _prove(
         self, graph: PlannedGraph, staged: Sequence[tuple[StagedArtifact, Manifest]]
