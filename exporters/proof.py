@@ -188,7 +188,7 @@ def prove(
             _report_rows(progress, runtime, artifact, named)
             if found.layers is not None:
                 verdicts.append(found.layers)
-                _report_layers(progress, found.layers, _engine_label(runtime, artifact))
+                report_layers(progress, found.layers, _engine_label(runtime, artifact))
         results.append((rows, verdicts))
     return results
 
@@ -335,7 +335,7 @@ def _report_rows(
             progress.line(f"{row.output} at {size} b{row.batch}: {what}{needed}", label=label)
 
 
-def _report_layers(progress: Progress, verdict: LayerVerdict, label: str) -> None:
+def report_layers(progress: Progress, verdict: LayerVerdict, label: str) -> None:
     """One line on per-layer parity, and one for each block that could not be compared."""
     progress.line(f"layers: {layer_words(verdict)}", label=label, good=not verdict.fails)
     for reason in verdict.not_comparable:

@@ -242,7 +242,7 @@ def test_an_existing_file_is_replaced_only_with_force(
     assert read_manifest(artifact).verdict == "unverified"
 
 
-@pytest.mark.parametrize("place", ["pipeline.trace", "proof.check"])
+@pytest.mark.parametrize("place", ["pipeline.trace", "proof.in_engine"])
 def test_nothing_is_left_behind_by_a_failure(
     place: str,
     tmp_path: Path,

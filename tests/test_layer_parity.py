@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import pytest
 
 import vitpe_deploy
+from exporters.proof import report_layers
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.layer_parity import Blocks, check_layers, layer_words
 from vitpe_deploy.manifest import manifest_path, read_manifest
 from vitpe_deploy.parity import Outputs, ParityCase, Target
+from vitpe_deploy.progress import Silent
 from vitpe_deploy.request import Resolution, Tolerance
 
 TINY = {"image_size": 64, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -66,6 +68,23 @@ def test_another_shape_never_passes(two_blocks: Target, decide: bool) -> None:
     assert found.first_failing_block == 1
     assert found.not_comparable == ("block:1: shape [1, 4, 3] instead of [1, 3, 3]",)
     assert "block 1: shape [1, 4, 3] instead of [1, 3, 3]" in layer_words(found)
+
+
+def test_an_export_prints_what_could_not_be_compared(two_blocks: Target) -> None:
+    class Lines(Silent):
+        said: ClassVar[list[tuple[str, bool | None]]] = []
+
+        def line(
+            self, text: str, *, label: str = "", value: str = "", good: bool | None = None
+        ) -> None:
+            self.said.append((text, good))
+
+    other = [{**named, "block:0": named["block:0"][:, :3]} for named in right()]
+    report_layers(Lines(), compared(two_blocks, other), "onnxruntime")
+    (first, good), (second, _) = Lines.said
+    assert first.startswith("layers: first outside tolerance is block 0: shape")
+    assert good is False
+    assert second == "layers not compared: block:0: shape [1, 4, 3] instead of [1, 3, 3]"
 
 
 def test_a_block_of_fewer_tokens_passes_where_they_are_known(two_blocks: Target) -> None:
