@@ -19,13 +19,15 @@ from exporters.onnx_file import forget_weights
 from exporters.passes import run_passes
 from exporters.passes.base import PassContext
 from exporters.plan import Plan, PlannedGraph, make_plan
-from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, ask, prove, verdict_of
+from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, ask, prove
 from exporters.records import artifact_record, bucket_index, pass_records, with_proof
 from exporters.retarget import retarget
 from exporters.trace import TracedGraph, trace
 from exporters.trim import trim_memory
 from exporters.writer import ArtifactWriter, target_of
+from vitpe_deploy.engine_parity import verdict_of
 from vitpe_deploy.files import StagedFiles, refuse_existing, total_size
+from vitpe_deploy.layer_parity import require_blocks
 from vitpe_deploy.manifest import Manifest, manifest_path
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Precision, Target
@@ -144,7 +146,7 @@ class _Export:
         Weights are held by the model, by the graph and by engines; each is let go of as soon as
         nothing asks for it any more, so that no two engines and no copy of ours meet in memory.
         """
-        spelled = self._optimise(self._trace(graph))
+        spelled = self._optimise(self._trace(graph), graph)
         staged: list[tuple[StagedArtifact, Manifest]] = []
         targets = [target_of(kind, self.request) for kind in self.request.formats]
         for place, (kind, target) in enumerate(zip(self.request.formats, targets, strict=True)):
@@ -233,7 +235,7 @@ class _Export:
         self.progress.end(f"{len(traced.model.graph)} nodes", self.clock.total("trace") - before)
         return traced
 
-    def _optimise(self, traced: TracedGraph) -> dict[Target, SpelledGraph]:
+    def _optimise(self, traced: TracedGraph, graph: PlannedGraph) -> dict[Target, SpelledGraph]:
         """A finished graph for each target that a format needs."""
         self.progress.begin(4, TOTAL_STEPS, "Optimise")
         targets = list(
@@ -244,7 +246,7 @@ class _Export:
         for target in targets:
             # Each target starts from a clone, the last one too: names that passes give out are
             # counted per graph, and a file must not depend on which others are written with it.
-            spelled[target] = self._spell(traced.model.clone(), traced, target)
+            spelled[target] = self._spell(traced.model.clone(), traced, target, graph)
         runs = spelled[targets[0]].runs
         changed = ", ".join(
             f"{r.name.replace('-', ' ')} {r.outcome.changed}" for r in runs if r.outcome.changed
@@ -256,7 +258,9 @@ class _Export:
         )
         return spelled
 
-    def _spell(self, model: ir.Model, traced: TracedGraph, target: Target) -> SpelledGraph:
+    def _spell(
+        self, model: ir.Model, traced: TracedGraph, target: Target, graph: PlannedGraph
+    ) -> SpelledGraph:
         request = self.request
         nodes_before = len(model.graph)
         context = PassContext(
@@ -270,7 +274,7 @@ class _Export:
                 model,
                 context,
                 skip=request.skip_passes,
-                after_each=self._pass_checker() if request.verify.passes else None,
+                after_each=self._pass_checker(graph) if request.verify.passes else None,
             )
         if request.simplify:
             from exporters.simplify import simplify
@@ -279,10 +283,12 @@ class _Export:
                 model = simplify(model)
         present = {value.name for node in model.graph for value in node.outputs}
         kept = tuple(name for name in traced.layer_values if name in present)
+        if request.verify.layers:
+            require_blocks(kept, self.facts.name)
         return SpelledGraph(model, runs, nodes_before, kept)
 
-    def _pass_checker(self) -> PassChecker:
-        return PassChecker(self.request, self.loaded, self.plan, self.progress)
+    def _pass_checker(self, graph: PlannedGraph) -> PassChecker:
+        return PassChecker(self.request, self.loaded, self.plan, graph, self.progress)
 
     def _prove(
         self, graph: PlannedGraph, staged: Sequence[tuple[StagedArtifact, Manifest]]

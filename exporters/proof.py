@@ -12,12 +12,14 @@ import numpy as np
 import onnx_ir as ir
 
 from exporters.onnx_file import write_onnx
-from exporters.passes import PassRun
+from exporters.passes import PASSES, PassRun
 from exporters.passes.unread_tokens import KEPT_TOKENS
 from exporters.plan import Plan, PlannedGraph, engines_for
 from exporters.trace import ATTENTION_DOMAIN
 from exporters.trim import give_back_memory
-from vitpe_deploy.errors import ArtifactError
+from vitpe_deploy.engine_parity import Question, References, in_engine
+from vitpe_deploy.errors import ParityError
+from vitpe_deploy.layer_parity import Blocks, layer_words
 from vitpe_deploy.manifest import Manifest
 from vitpe_deploy.parity import (
     NOT_FINITE,
@@ -26,16 +28,22 @@ from vitpe_deploy.parity import (
     Reference,
     agreement_cases,
     check,
-    check_layers,
     make_case,
     row_words,
-    unable_rows,
+    warn_of_noise,
 )
 from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.pixels import reference_for
-from vitpe_deploy.progress import Progress, Silent
-from vitpe_deploy.request import ExportRequest, Format, Target
-from vitpe_deploy.results import LayerVerdict, ParityRow, Verdict
+from vitpe_deploy.progress import Progress
+from vitpe_deploy.request import (
+    DEFAULT_RTOL,
+    ExportRequest,
+    Format,
+    Precision,
+    Target,
+    Tolerance,
+)
+from vitpe_deploy.results import LayerVerdict, ParityRow
 
 if TYPE_CHECKING:
     from vitpe_deploy.sources.base import LoadedModel
@@ -97,25 +105,6 @@ class Answers:
         return self.outputs[next(k for k, known in enumerate(self.cases) if known is case)]
 
 
-class References:
-    """Reference outputs of each case, computed once however many engines are checked."""
-
-    def __init__(
-        self, reference: Reference, names: Sequence[str], progress: Progress | None = None
-    ) -> None:
-        self._reference = reference
-        self._names = tuple(names)
-        self._progress = progress or Silent()
-        self._known: dict[int, list[Outputs]] = {}
-
-    def __call__(self, case: ParityCase) -> list[Outputs]:
-        """The reference outputs of a case."""
-        if id(case) not in self._known:
-            self._progress.tick(f"PyTorch at {case.size}, batch {case.batch}")
-            self._known[id(case)] = self._reference.outputs(case.size, case.inputs, self._names)
-        return self._known[id(case)]
-
-
 def ask(
     request: ExportRequest,
     plan: Plan,
@@ -153,6 +142,7 @@ def ask(
             preprocess=facts.preprocess,
             images=verify.images,
         )
+        warn_of_noise(cases, progress)
     expected = References(referee, plan.outputs, progress)
     outputs = tuple(expected(case) for case in cases)
     first_block = {
@@ -179,51 +169,37 @@ def prove(
     for artifact, manifest in staged:
         rows: list[ParityRow] = []
         verdicts: list[LayerVerdict] = []
+        label = str(request.output_dir / artifact.path.name)
+        question = Question(
+            artifact=label,
+            cases=cases,
+            expected=answers,
+            names=plan.outputs,
+            tolerance=verify.tolerance,
+            min_agreement=floor,
+            blocks=_blocks(manifest, answers, decide=floor is None) if verify.layers else None,
+        )
         for runtime in engines_for(artifact.kind, verify.runtimes):
             target = ParityTarget(artifact.path, runtime, verify.device, request.threads)
-            label = str(request.output_dir / artifact.path.name)
-            able = True
-            try:
-                found = check(
-                    target,
-                    cases,
-                    answers,
-                    plan.outputs,
-                    verify.tolerance,
-                    artifact=label,
-                    min_agreement=floor,
-                )
-            except ArtifactError as problem:
-                if floor is None:
-                    raise
-                able = False  # not every engine has every integer operator
-                found = unable_rows(
-                    target,
-                    cases,
-                    plan.outputs,
-                    artifact=label,
-                    floor=floor,
-                    problem=problem.message,
-                )
+            found = in_engine(target, question)
             give_back_memory()
-            found = name_first_block(found, answers)
-            rows += found
-            _report_rows(progress, runtime, artifact, found)
-            if verify.layers and able:
-                names = manifest.layer_values
-                verdict = check_layers(
-                    target,
-                    cases[0],
-                    answers.activations,
-                    names,
-                    verify.tolerance,
-                    artifact=label,
-                    kept_tokens=manifest.kept_tokens,
-                )
-                verdicts.append(verdict)
-                _report_layers(progress, verdict, _engine_label(runtime, artifact))
+            named = name_first_block(found.rows, answers)
+            rows += named
+            _report_rows(progress, runtime, artifact, named)
+            if found.layers is not None:
+                verdicts.append(found.layers)
+                report_layers(progress, found.layers, _engine_label(runtime, artifact))
         results.append((rows, verdicts))
     return results
+
+
+def _blocks(manifest: Manifest, answers: Answers, *, decide: bool) -> Blocks:
+    return Blocks(
+        manifest.layer_values,
+        lambda: answers.activations,
+        kept_tokens=manifest.kept_tokens,
+        decide=decide,
+    )
 
 
 def name_first_block(rows: Sequence[ParityRow], answers: Answers) -> tuple[ParityRow, ...]:
@@ -251,15 +227,29 @@ def _first_not_finite(referee: Reference, case: ParityCase, blocks: Sequence[str
 
 
 class PassChecker:
-    """``--verify-passes``: parity in ONNX Runtime after each pass that changed the graph."""
+    """``--verify-passes``: parity in ONNX Runtime after each pass that changed the graph.
+
+    Passes work on float32 and are exact, so that what the precision of the file allows is not
+    theirs: the tolerance is that of float32.
+    """
 
     def __init__(
-        self, request: ExportRequest, loaded: LoadedModel, plan: Plan, progress: Progress
+        self,
+        request: ExportRequest,
+        loaded: LoadedModel,
+        plan: Plan,
+        graph: PlannedGraph,
+        progress: Progress,
     ) -> None:
         self._request = request
         self._names = plan.outputs
         self._progress = progress
-        size, batch = plan.graphs[0].cases[0]
+        self._tolerance = (
+            request.verify.tolerance
+            if request.precision is Precision.FP32
+            else Tolerance(DEFAULT_RTOL[Precision.FP32])
+        )
+        size, batch = graph.cases[0]
         self._case = make_case(size, batch, layout=loaded.facts.input, seeds=1)
         referee = loaded.referee(threads=request.threads, symbolic=request.dynamic.size)
         self._expected = References(referee, plan.outputs)
@@ -268,7 +258,7 @@ class PassChecker:
         """Check the graph as pass ``name`` left it.
 
         Raises:
-            ArtifactError: an output left tolerance; the message names the pass.
+            ParityError: an output left tolerance; the message names the pass.
         """
         if any(node.domain == ATTENTION_DOMAIN for node in model.graph):
             return
@@ -280,7 +270,7 @@ class PassChecker:
                 [self._case],
                 self._expected,
                 self._names,
-                self._request.verify.tolerance,
+                self._tolerance,
                 artifact=path.name,
             )
         worst = _worst(rows)
@@ -288,18 +278,14 @@ class PassChecker:
         self._progress.line(f"after {name}: max rel {worst}", good=good)
         bad = next((r for r in rows if not r.passed), None)
         if bad is not None:
-            raise ArtifactError(
-                f"pass {name!r} changed output {bad.output!r}: max rel {worst}",
-                hint=f"Export with --skip-pass {name} and report it.",
+            required = any(kind.name == name and kind.required for kind in PASSES)
+            raise ParityError(
+                f"pass {name!r} changed output {bad.output!r}: max rel {worst} "
+                f"(limit {bad.limit:.0e})",
+                hint="Report it."
+                if required
+                else f"Export with --skip-pass {name}, and report it.",
             )
-
-
-def verdict_of(rows: Sequence[ParityRow], layers: Sequence[LayerVerdict]) -> Verdict:
-    """Passed when every row and every layer is inside tolerance."""
-    if not rows:
-        return "unverified"
-    good = all(r.passed for r in rows) and all(v.first_failing_block is None for v in layers)
-    return "passed" if good else "failed"
 
 
 def _worst(rows: Sequence[ParityRow]) -> str:
@@ -349,10 +335,8 @@ def _report_rows(
             progress.line(f"{row.output} at {size} b{row.batch}: {what}{needed}", label=label)
 
 
-def _report_layers(progress: Progress, verdict: LayerVerdict, label: str) -> None:
-    """One line on per-layer parity."""
-    if verdict.first_failing_block is None:
-        text = f"layers: all {len(verdict.rows)} blocks inside tolerance"
-    else:
-        text = f"layers: first outside tolerance is block {verdict.first_failing_block}"
-    progress.line(text, label=label, good=verdict.first_failing_block is None)
+def report_layers(progress: Progress, verdict: LayerVerdict, label: str) -> None:
+    """One line on per-layer parity, and one for each block that could not be compared."""
+    progress.line(f"layers: {layer_words(verdict)}", label=label, good=not verdict.fails)
+    for reason in verdict.not_comparable:
+        progress.line(f"layers not compared: {reason}", label=label)

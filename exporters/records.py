@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from exporters.proof import SpelledGraph, StagedArtifact, verdict_of
+from exporters.proof import SpelledGraph, StagedArtifact
 from vitpe_deploy import __version__
 from vitpe_deploy.bucket_index import Bucket, BucketIndex
+from vitpe_deploy.engine_parity import verdict_of
 from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.manifest import Manifest, PairingRecord, SourceRecord, TensorRecord
 from vitpe_deploy.request import ExportRequest, Format, Resolution, Target

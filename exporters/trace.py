@@ -239,7 +239,7 @@ def trace(
 def _block_names(loaded: LoadedModel) -> list[str]:
     try:
         return [f"{BLOCK}{k}" for k in range(len(loaded.block_paths()))]
-    except Exception:  # a network without a recognisable stack has no per-layer parity
+    except VitpeError:  # a network without a recognisable stack has no per-layer parity
         return []
 
 

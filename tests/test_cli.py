@@ -71,6 +71,7 @@ PARITY_KEYS = {
     "criterion",
     "inputs",
     "problem",
+    "judged_on",
 }
 
 
@@ -241,7 +242,7 @@ def test_an_existing_file_is_replaced_only_with_force(
     assert read_manifest(artifact).verdict == "unverified"
 
 
-@pytest.mark.parametrize("place", ["pipeline.trace", "proof.check"])
+@pytest.mark.parametrize("place", ["pipeline.trace", "proof.in_engine"])
 def test_nothing_is_left_behind_by_a_failure(
     place: str,
     tmp_path: Path,
@@ -316,12 +317,13 @@ def test_verify_json_with_layers(artifact: Path, capfd: pytest.CaptureFixture[st
         "artifact",
         "model",
         "reference",
+        "stored_reference",
         "parity",
         "layers",
         "verdict",
     }
     assert document["schema"] == "vitpe.verify/1"
-    assert document["reference"] == "pytorch"
+    assert (document["reference"], document["stored_reference"]) == ("pytorch", None)
     assert [r["runtime"] for r in document["parity"]] == ["onnxruntime"]
     assert document["layers"][0]["first_failing_block"] is None
 
@@ -346,7 +348,7 @@ def test_a_bundle_is_beside_the_artifact_and_is_checked(
     document = json.loads(shown.out)
     bundle = artifact.with_name(f"{STEM}.onnx.bundle.zip")
     assert document["artifact"] == str(bundle)
-    assert document["reference"] == "stored"
+    assert (document["reference"], document["stored_reference"]) == ("stored", "pytorch")
     assert [r["runtime"] for r in document["parity"]] == ["onnxruntime", "openvino"]
     code, shown = run(cli.verify_main, [artifact, "--bundle"], capfd)
     assert code == 2

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitpe_deploy.inputs import ImageInput
-from vitpe_deploy.parity import compare, make_case
+from vitpe_deploy.parity import Comparison, compare, least_agreement, make_case
 from vitpe_deploy.request import Resolution, Tolerance
 
 RIGHT = [np.array([[1.0, -4.0, 2.0]]), np.array([[0.5, 3.0, -1.0]])]
@@ -64,6 +64,37 @@ def test_what_cannot_be_compared_never_passes(
     result = compare(reference, given_values, classes=False)
     assert words in (result.problem or "")
     assert not result.passes(Tolerance(1e9, 1e9))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "floor", "criterion"),
+    [
+        (10, 0.9, "top1"),
+        (5, 0.8, "top1"),
+        (100, 0.99, "top1"),
+        (99, 0.99, "cosine"),
+        (9, 0.9, "cosine"),
+        (1, 0.5, "cosine"),
+        (100, 1.0, "cosine"),
+    ],
+)
+def test_agreement_is_top1_where_one_that_differs_would_still_pass(
+    inputs: int, floor: float, criterion: str
+) -> None:
+    right = np.eye(2)[np.zeros(inputs, dtype=int)]
+    given_values = right.copy()
+    given_values[0] = given_values[0, ::-1]
+    top1 = float((right.argmax(-1) == given_values.argmax(-1)).mean())
+    found = least_agreement(Comparison(cosine=0.25, top1=top1), inputs, floor)
+    assert found == ((top1, "top1") if criterion == "top1" else (0.25, "cosine"))
+    assert (criterion == "top1") == (top1 >= floor)
+
+
+def test_a_floor_that_all_inputs_but_one_reach_is_judged_by_top1() -> None:
+    for inputs in range(2, 300):
+        share = (inputs - 1) / inputs
+        found = least_agreement(Comparison(cosine=0.0, top1=share), inputs, share)
+        assert found == (share, "top1")
 
 
 def test_case_has_distinct_items_in_every_batch() -> None:

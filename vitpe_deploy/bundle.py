@@ -1,4 +1,4 @@
-"""One file that proves an artifact anywhere: artifact, manifest, inputs and PyTorch's outputs.
+"""One file that proves an artifact anywhere: artifact, manifest, inputs and reference outputs.
 
 A bundle is an uncompressed zip named ``<artifact>.bundle.zip``. It is checked with numpy and an
 engine alone; it is unpacked into a temporary folder under the names that its manifest lists and no
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from vitpe_deploy.errors import ArtifactError, VitpeError
 from vitpe_deploy.files import StagedFiles, refuse_existing, sha256_of
 from vitpe_deploy.manifest import Manifest, manifest_path
 from vitpe_deploy.parity import Outputs, ParityCase
 from vitpe_deploy.request import Resolution
+from vitpe_deploy.results import JudgedOn
 
 SUFFIX = ".bundle.zip"
 
@@ -30,16 +32,18 @@ _MANIFEST = "manifest.json"
 _CASES = "cases.json"
 _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 8 << 20
+_JUDGED_ON: TypeAdapter[JudgedOn | None] = TypeAdapter(JudgedOn | None)
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An unpacked bundle."""
+    """An unpacked bundle. ``reference`` is what gave the stored outputs."""
 
     manifest: Manifest
     artifact: Path
     cases: tuple[ParityCase, ...]
     stored: tuple[list[Outputs], ...]
+    reference: str
 
     def expected(self, case: ParityCase) -> list[Outputs]:
         """The stored outputs of one of its cases."""
@@ -57,9 +61,10 @@ def write_bundle(
     pairs: Sequence[tuple[ParityCase, list[Outputs]]],
     folder: Path,
     *,
+    reference: str,
     force: bool = False,
 ) -> Path:
-    """Pack an artifact with reference inputs and outputs. Gives the path of the bundle.
+    """Pack an artifact with inputs and the outputs of a reference. Gives the path of the bundle.
 
     Raises:
         UsageError: the file exists already.
@@ -81,7 +86,13 @@ def write_bundle(
             described = []
             for number, (case, outputs) in enumerate(pairs):
                 described.append(
-                    {"size": case.size.as_list(), "batch": case.batch, "inputs": len(case.inputs)}
+                    {
+                        "size": case.size.as_list(),
+                        "batch": case.batch,
+                        "inputs": len(case.inputs),
+                        "reference": reference,
+                        "data": case.data,
+                    }
                 )
                 for k, (array, named) in enumerate(zip(case.inputs, outputs, strict=True)):
                     _write(bundle, f"case{number}/in{k}.npy", _npy(array))
@@ -139,11 +150,14 @@ def _unpack(path: Path, folder: Path) -> Bundle:
             raise ArtifactError(f"{path} is damaged: {artifact.name} does not match its hash")
         manifest_path(artifact).write_text(manifest.as_json(), encoding="utf-8")
         cases, stored = [], []
+        reference = manifest.reference  # of bundles that do not say it themselves
         for number, described in enumerate(json.loads(bundle.read(_CASES))):
+            reference = str(described.get("reference", reference))
             size = Resolution(*map(int, described["size"]))
             count = int(described["inputs"])
             inputs = tuple(_load(bundle, f"case{number}/in{k}.npy") for k in range(count))
-            cases.append(ParityCase(size, int(described["batch"]), inputs))
+            data = _JUDGED_ON.validate_python(described.get("data"))
+            cases.append(ParityCase(size, int(described["batch"]), inputs, data))
             stored.append(
                 [
                     {
@@ -153,7 +167,7 @@ def _unpack(path: Path, folder: Path) -> Bundle:
                     for k in range(count)
                 ]
             )
-    return Bundle(manifest, artifact, tuple(cases), tuple(stored))
+    return Bundle(manifest, artifact, tuple(cases), tuple(stored), reference)
 
 
 def _refuse_bomb(path: Path, bundle: zipfile.ZipFile) -> None:

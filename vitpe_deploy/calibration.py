@@ -201,30 +201,33 @@ def _refuse_bomb(path: Path) -> None:
 
 
 def agreement_inputs(
-    word: str | None,
+    word: str,
     layout: InputLayout,
     size: Resolution,
     batch: int,
     *,
     preprocess: Preprocess,
     images: Path | None,
-) -> tuple[Array, ...] | None:
-    """Inputs that the agreement of an int8 file is counted on; None where there is no such data.
+) -> tuple[Array, ...] | str:
+    """Inputs that the agreement of an int8 file is counted on, or why there are none.
 
-    Of the calibration data those that did not calibrate. There are none without calibration data,
-    when they are gone since, and when an ``.npz`` holds another size.
+    Of the calibration data those that did not calibrate. There are none when the data are gone
+    since, when an ``.npz`` holds another size, and when a single sample is left to judge.
 
     Raises:
         UsageError: the data are there, but do not fit the model any more.
         ArtifactError: they cannot be read.
     """
-    if word is None or (word != RANDOM and not Path(word).exists()):
-        return None
+    if word != RANDOM and not Path(word).exists():
+        return f"the calibration data {word} are not there, seen from {Path.cwd()}"
     check_calibration(word, layout)
     try:
-        batches = calibration_data(word, layout, size, batch, preprocess).judge
-    except UsageError:  # samples of another size
-        return None
+        data = calibration_data(word, layout, size, batch, preprocess)
+    except UsageError as problem:  # samples of another size
+        return problem.message
+    batches = data.judge
     if images is not None:
         batches += layout.arrays(size, batch, preprocess=preprocess, images=images, seeds=0)[1:]
-    return batches if len(batches) > 1 else None
+    if data.judged_on < 2 and len(batches) < 2:
+        return f"of the calibration data {word} one sample is left to judge"
+    return batches

@@ -43,6 +43,11 @@ def export_summary(report: ExportReport) -> str:
         lines.append(
             f"{record.path}  {_megabytes(record.size_bytes)}  {_verdict(rows, bool(failed))}"
         )
+        lines += _judged_on(rows)
+    if report.verdict == "unverified" and report.parity:
+        from vitpe_deploy.results import reference_words
+
+        lines.append(f"not verified: {reference_words(report.reference)} was not verified itself")
     judged = [c for c in report.candidates if c.calibrated_on]
     if judged:
         lines.append(
@@ -72,13 +77,18 @@ def export_summary(report: ExportReport) -> str:
 
 def verify_summary(report: VerifyReport, *, bundle: bool) -> str:
     """The last lines of a verification."""
+    from vitpe_deploy.results import reference_words
+
     size = _megabytes(_size_of(Path(report.artifact)))
     failed = any(_fails(v) for v in report.layers)
-    against = "stored outputs of PyTorch" if report.reference == "stored" else "PyTorch"
+    against = reference_words(report.reference)
+    if report.stored_reference is not None:
+        against += f" of {reference_words(report.stored_reference)}"
     lines = [
         f"{report.artifact}  {size}  {_verdict(report.parity, failed)}",
         f"against: {against} ({report.model})",
     ]
+    lines += _judged_on(report.parity)
     quoted = _quoted(report.artifact)
     if report.verdict == "failed" and not bundle and not report.artifact.endswith(".json"):
         lines += _next(_after_failure(report.artifact, report.parity))
@@ -186,8 +196,16 @@ def _verdict(rows: Sequence[ParityRow], layers_failed: bool) -> str:
     return f"{'passed' if good else 'FAILED'}  {worst} (limit {rows[0].limit:.0e}) in {engines}"
 
 
+def _judged_on(rows: Sequence[ParityRow]) -> list[str]:
+    """What the agreement of an int8 file was counted on, where that is less than it could be."""
+    if not any(row.judged_on == "noise" for row in rows):
+        return []
+    some = "in part " if any(row.judged_on == "calibration" for row in rows) else ""
+    return [f"  judged {some}on noise, not on calibration data"]
+
+
 def _fails(verdict: Any) -> bool:
-    return verdict.first_failing_block is not None
+    return bool(verdict.fails)
 
 
 def _after_failure(artifact: str, rows: Sequence[ParityRow]) -> tuple[str, ...]:

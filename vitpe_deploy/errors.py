@@ -10,7 +10,7 @@
     ├── SourceError              exit 1   a model or its weights cannot be loaded
     ├── ArtifactError            exit 1   a file is missing, damaged or not ours
     ├── ExportFailedError        exit 1   torch or a converter gave up
-    ├── ParityError              exit 3   outside tolerance; files kept and marked
+    ├── ParityError              exit 3   outside tolerance
     ├── RegressionError          exit 4   slower than the baseline allows
     ├── InternalError            exit 1   a defect of ours
     └── InterruptedRunError      exit 130 Ctrl-C
@@ -108,7 +108,11 @@ class ExportFailedError(VitpeError):
 
 
 class ParityError(VitpeError):
-    """An output is outside tolerance. The files are kept and marked as failed."""
+    """An output is outside tolerance.
+
+    Raised where a pass changed an output, before anything is written. Files that are written and
+    then found outside are kept and marked as failed, with the same exit code and no exception.
+    """
 
     kind = "parity"
     exit_code = 3

@@ -8,7 +8,7 @@ on NaN, on an empty or wrongly shaped output, or on an output that does not depe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.inputs import SEEDS, ImageInput, InputLayout
 from vitpe_deploy.preprocess import Preprocess
+from vitpe_deploy.progress import Progress
 from vitpe_deploy.request import Resolution, Tolerance
-from vitpe_deploy.results import LayerRow, LayerVerdict, ParityRow
+from vitpe_deploy.results import JudgedOn, ParityRow
 from vitpe_deploy.runtimes import Runtime, open_runtime
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -41,11 +42,18 @@ class Reference(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParityCase:
-    """Inputs of one size and batch, in the layout of the model."""
+    """Inputs of one size and batch, in the layout of the model.
+
+    Attributes:
+        data: what the inputs are; None where a bundle does not say.
+        no_data: why they are not the calibration data, where those were to be had at export.
+    """
 
     size: Resolution
     batch: int
     inputs: tuple[Array, ...]
+    data: JudgedOn | None = "noise"
+    no_data: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +94,30 @@ def agreement_cases(
 ) -> list[ParityCase]:
     """The same sizes and batches on the calibration data, where those are to be had.
 
-    Agreement is a share of inputs, so they have to be inputs of the kind that the file will see.
+    Agreement is a share of inputs, so they have to be inputs of the kind that the file will see. A
+    case that stays noise although there was calibration data says why.
     """
-    from vitpe_deploy.calibration import agreement_inputs
+    from vitpe_deploy.calibration import RANDOM, agreement_inputs
 
+    if calibration is None:
+        return list(cases)
+    data: JudgedOn = "noise" if calibration == RANDOM else "calibration"
     chosen = []
     for case in cases:
         found = agreement_inputs(
             calibration, layout, case.size, case.batch, preprocess=preprocess, images=images
         )
-        chosen.append(case if found is None else ParityCase(case.size, case.batch, found))
+        if isinstance(found, str):
+            chosen.append(replace(case, no_data=found))
+        else:
+            chosen.append(ParityCase(case.size, case.batch, found, data))
     return chosen
+
+
+def warn_of_noise(cases: Iterable[ParityCase], progress: Progress) -> None:
+    """Say once for each reason that agreement is not judged on the calibration data."""
+    for reason in dict.fromkeys(case.no_data for case in cases if case.no_data is not None):
+        progress.note(f"warning: agreement is judged on noise: {reason}")
 
 
 def row_words(row: ParityRow) -> str:
@@ -109,7 +130,7 @@ def row_words(row: ParityRow) -> str:
     return shown if row.max_rel is None else f"{shown}, max rel {row.max_rel:.1e}"
 
 
-def _only_input(runtime: Runtime) -> str:
+def only_input(runtime: Runtime) -> str:
     """Name of the one input of an artifact."""
     if len(runtime.inputs) != 1:
         raise UsageError(f"the file takes {len(runtime.inputs)} inputs, parity knows one")
@@ -176,7 +197,8 @@ def least_agreement(
     """
     if result.problem is not None:
         return 0.0, "cosine"
-    if result.top1 is not None and inputs * (1 - floor) >= 1:
+    # As the share itself is computed, so that rounding cannot put the two on different sides.
+    if result.top1 is not None and inputs > 0 and (inputs - 1) / inputs >= floor:
         return result.top1, "top1"
     return result.cosine or 0.0, "cosine"
 
@@ -234,11 +256,10 @@ def check(
             )
         for case in cases:
             right = expected(case)
-            given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
+            given = [runtime.run({only_input(runtime): x}) for x in case.inputs]
             for name in names:
-                result = compare(
-                    [o[name] for o in right], [o[name] for o in given], classes=name == LOGITS
-                )
+                pair = _apart(case, [o[name] for o in right], [o[name] for o in given])
+                result = compare(*pair, classes=name == LOGITS)
                 row = ParityRow(
                     artifact=artifact,
                     runtime=runtime.info.runtime,
@@ -251,18 +272,35 @@ def check(
                     max_rel=result.max_rel,
                     cosine=result.cosine,
                     top1_agreement=result.top1,
-                    limit=_relative_limit(tolerance, result.largest),
+                    limit=relative_limit(tolerance, result.largest),
                     limit_needed=_limit_needed(tolerance, result),
                     passed=result.passes(tolerance),
                     inputs=len(case.inputs) * case.batch,
                     problem=result.problem,
                 )
                 if min_agreement is not None:
-                    row = _by_agreement(row, result, min_agreement)
+                    row = _by_agreement(row, result, min_agreement, case.data)
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
     return tuple(rows)
+
+
+def _apart(
+    case: ParityCase, right: list[Array], given: list[Array]
+) -> tuple[list[Array], list[Array]]:
+    """The items of a case that is one batch as inputs of their own.
+
+    Of one input nobody can tell whether the output depends on it. Outputs stay as they are where
+    all items are alike, and where the first axis is not the batch.
+    """
+    if len(case.inputs) != 1:
+        return right, given
+    (items,) = case.inputs
+    alike = all(np.array_equal(items[0], item) for item in items[1:])
+    if alike or any(a.ndim == 0 or len(a) != case.batch for a in (*right, *given)):
+        return right, given
+    return np.split(right[0], case.batch), np.split(given[0], case.batch)
 
 
 def unable_rows(
@@ -294,21 +332,31 @@ def unable_rows(
             inputs=0,
             problem=problem,
             criterion="cosine",
+            judged_on=case.data,
         )
         for case in cases
         for name in names
     )
 
 
-def _by_agreement(row: ParityRow, result: Comparison, floor: float) -> ParityRow:
+def _by_agreement(
+    row: ParityRow, result: Comparison, floor: float, data: JudgedOn | None
+) -> ParityRow:
     value, criterion = least_agreement(result, row.inputs, floor)
     good = result.problem is None and value >= floor
     return row.model_copy(
-        update={"passed": good, "limit": floor, "limit_needed": None, "criterion": criterion}
+        update={
+            "passed": good,
+            "limit": floor,
+            "limit_needed": None,
+            "criterion": criterion,
+            "judged_on": data,
+        }
     )
 
 
-def _relative_limit(tolerance: Tolerance, largest: float) -> float:
+def relative_limit(tolerance: Tolerance, largest: float) -> float:
+    """The allowed difference, relative to the largest value of the reference."""
     return tolerance.limit(largest) / largest if largest > 0 else tolerance.rtol
 
 
@@ -317,76 +365,3 @@ def _limit_needed(tolerance: Tolerance, result: Comparison) -> float | None:
     if result.max_abs is None or result.largest <= 0:
         return None
     return max(0.0, result.max_abs - tolerance.atol) / result.largest
-
-
-def _kept(right: Array, given: Array, kept_tokens: tuple[int, int] | None) -> Array:
-    """The reference [B, N, D] at the tokens that a shortened block computes."""
-    if kept_tokens is None or right.ndim != 3 or right.shape == given.shape:
-        return right
-    return right[:, kept_tokens[0] : kept_tokens[1]]
-
-
-def check_layers(
-    target: Target,
-    case: ParityCase,
-    expected: list[Outputs],
-    layers: Sequence[str],
-    tolerance: Tolerance,
-    *,
-    artifact: str,
-    kept_tokens: tuple[int, int] | None = None,
-) -> LayerVerdict:
-    """Compare the activations after each block and name the first outside tolerance.
-
-    Args:
-        target: file, engine and device.
-        case: inputs.
-        expected: reference activations, ``block:k`` by name, one dict per input.
-        layers: names of the blocks in order, as values of the graph.
-        tolerance: what is allowed.
-        artifact: how rows name the file.
-        kept_tokens: tokens that a block still computes when it does not compute all.
-    """
-    resolution = (case.size.height, case.size.width)
-    rows: list[LayerRow] = []
-    skipped: list[str] = []
-    declared: set[str] = set()
-    with open_runtime(target.runtime, target.path, device="CPU", threads=target.threads) as plain:
-        declared = {o.name for o in plain.outputs}
-    runtime = open_runtime(
-        target.runtime,
-        target.path,
-        device=target.device,
-        threads=target.threads,
-        extra_outputs=tuple(n for n in layers if n not in declared),
-    )
-    with runtime:
-        given = [runtime.run({_only_input(runtime): x}) for x in case.inputs]
-        for name in layers:
-            right = [
-                _kept(o[name], g[name], kept_tokens) for o, g in zip(expected, given, strict=True)
-            ]
-            result = compare(right, [o[name] for o in given], classes=False)
-            if result.problem is not None and result.problem.startswith("shape"):
-                skipped.append(f"{name}: {result.problem}")
-                continue
-            rows.append(
-                LayerRow(
-                    artifact=artifact,
-                    runtime=runtime.info.runtime,
-                    resolution=resolution,
-                    block=int(name.partition(":")[2]),
-                    max_abs=result.max_abs,
-                    max_rel=result.max_rel,
-                    limit=_relative_limit(tolerance, result.largest),
-                    passed=result.passes(tolerance),
-                )
-            )
-        return LayerVerdict(
-            artifact=artifact,
-            runtime=runtime.info.runtime,
-            resolution=resolution,
-            first_failing_block=next((r.block for r in rows if not r.passed), None),
-            not_comparable=tuple(skipped),
-            rows=tuple(rows),
-        )

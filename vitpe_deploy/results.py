@@ -12,6 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Verdict: TypeAlias = Literal["passed", "failed", "unverified"]
 
+JudgedOn: TypeAlias = Literal["calibration", "noise"]
+
+PYTORCH = "pytorch"
+"""The reference wherever the source is a model."""
+
+STORED = "stored"
+"""The reference of a bundle: outputs that it brings along."""
+
+
+def reference_words(reference: str) -> str:
+    """How progress and summaries call a reference."""
+    return {PYTORCH: "PyTorch", STORED: "stored outputs"}.get(reference, f"the {reference}")
+
 
 class Value(BaseModel):
     """Base of all results: frozen, and strict about names."""
@@ -90,6 +103,9 @@ class ParityRow(Value):
         problem: why the row failed when it is not a matter of tolerance.
         criterion: what ``passed`` was decided by: ``max_rel`` against ``limit``, or for int8
             ``top1`` or ``cosine``, which ``limit`` is then the least of.
+        judged_on: what agreement was counted on: ``calibration`` data that calibrated nothing, or
+            ``noise``, a structured picture, and the pictures of ``--images``; null where parity is
+            by tolerance, and where a bundle does not say.
     """
 
     artifact: str
@@ -109,10 +125,16 @@ class ParityRow(Value):
     inputs: int
     problem: str | None = None
     criterion: Literal["max_rel", "top1", "cosine"] = "max_rel"
+    judged_on: JudgedOn | None = None
 
 
 class LayerRow(Value):
-    """Activations after one block, compared with PyTorch."""
+    """Activations after one block, compared with PyTorch.
+
+    Attributes:
+        passed: whether they are inside tolerance.
+        problem: why they failed when it is not a matter of tolerance.
+    """
 
     artifact: str
     runtime: str
@@ -122,10 +144,18 @@ class LayerRow(Value):
     max_rel: float | None
     limit: float
     passed: bool
+    problem: str | None = None
 
 
 class LayerVerdict(Value):
-    """Per-layer parity of one artifact in one runtime at one size."""
+    """Per-layer parity of one artifact in one runtime at one size.
+
+    Attributes:
+        first_failing_block: the first outside tolerance.
+        not_comparable: blocks without a difference, and why: another shape, values not finite.
+        decides: whether a block outside tolerance fails the artifact. Not where that passes by
+            agreement: rounding to int8 moves single activations further than any tolerance.
+    """
 
     artifact: str
     runtime: str
@@ -133,6 +163,13 @@ class LayerVerdict(Value):
     first_failing_block: int | None
     not_comparable: tuple[str, ...] = ()
     rows: tuple[LayerRow, ...] = ()
+    decides: bool = True
+
+    @property
+    def fails(self) -> bool:
+        """Whether the artifact fails by its layers; it always does by one not comparable."""
+        failed = [row for row in self.rows if not row.passed]
+        return not self.rows or any(self.decides or row.problem is not None for row in failed)
 
 
 class Steps(Value):
@@ -176,12 +213,19 @@ class ExportReport(Value):
 
 
 class VerifyReport(Value):
-    """The document of ``vitpe-verify --json``."""
+    """The document of ``vitpe-verify --json``.
+
+    Attributes:
+        reference: what the file was compared with: ``pytorch``, what stands in for it where the
+            source is a file, or ``stored`` for the outputs that a bundle brings along.
+        stored_reference: what gave those outputs; null when nothing is stored.
+    """
 
     schema_: Literal["vitpe.verify/1"] = Field(default="vitpe.verify/1", alias="schema")
     artifact: str
     model: str
-    reference: Literal["pytorch", "stored"]
+    reference: str
+    stored_reference: str | None = None
     parity: tuple[ParityRow, ...]
     layers: tuple[LayerVerdict, ...] = ()
     verdict: Verdict

@@ -1,7 +1,8 @@
 """Parity again, later, on another machine or device: the work behind ``vitpe-verify``.
 
-With the source model at hand the reference is PyTorch, rebuilt from what the manifest records;
-a bundle brings its reference outputs along and needs neither torch nor the model.
+With the source at hand the reference is PyTorch, rebuilt from what the manifest records, or the
+file that the artifact was made from; a bundle brings its reference outputs along and needs neither
+torch nor the source.
 """
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ from typing import TYPE_CHECKING
 
 from vitpe_deploy.against import check_outputs
 from vitpe_deploy.bundle import Bundle, is_bundle, open_bundle, write_bundle
+from vitpe_deploy.engine_parity import Question, References, in_engine, verdict_of
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, SourceError, UsageError
 from vitpe_deploy.files import sha256_of
+from vitpe_deploy.layer_parity import Blocks, layer_words, require_blocks
 from vitpe_deploy.manifest import Manifest, read_manifest
 from vitpe_deploy.parity import (
-    Outputs,
     ParityCase,
+    Reference,
     Target,
     agreement_cases,
-    check,
-    check_layers,
     make_case,
     row_words,
-    unable_rows,
+    warn_of_noise,
 )
 from vitpe_deploy.pixels import reference_for
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import Dynamic, Format, ModelRequest, Resolution, SizeRange, Tolerance
-from vitpe_deploy.results import LayerVerdict, ParityRow, VerifyReport
+from vitpe_deploy.results import (
+    STORED,
+    LayerVerdict,
+    ParityRow,
+    VerifyReport,
+    reference_words,
+)
 
 if TYPE_CHECKING:
     from vitpe_deploy.sources.base import LoadedModel, Source
@@ -81,77 +88,53 @@ def run_verify(
     )
     names = tuple(o.name for o in manifest.outputs)
     cases = _cases(manifest, options)
-    known: dict[int, list[Outputs]] = {}
+    warn_of_noise(cases, shown)
+    question = Question(
+        artifact=str(path),
+        cases=cases,
+        expected=References(referee, names, shown, called=reference_words(loaded.reference)),
+        names=names,
+        tolerance=_tolerance(manifest, options),
+        min_agreement=manifest.min_agreement,
+        intact=intact,
+        blocks=_blocks(manifest, referee, cases[0]) if options.layers else None,
+    )
+    rows, layers = _in_engines(path, manifest, options, question, shown)
+    return _report(path, manifest, loaded.reference, rows, layers)
 
-    def expected(case: ParityCase) -> list[Outputs]:
-        if id(case) not in known:
-            shown.tick(f"PyTorch at {case.size}, batch {case.batch}")
-            known[id(case)] = referee.outputs(case.size, case.inputs, names)
-        return known[id(case)]
 
+def _blocks(manifest: Manifest, referee: Reference, case: ParityCase) -> Blocks:
+    """What ``--layers`` compares; PyTorch is asked once, when the first engine needs it."""
+    names = manifest.layer_values
+    require_blocks(names, manifest.files[0])
+    activations = References(referee, names)
+    return Blocks(
+        names,
+        lambda: activations(case),
+        kept_tokens=manifest.kept_tokens,
+        decide=manifest.min_agreement is None,
+    )
+
+
+def _in_engines(
+    path: Path, manifest: Manifest, options: VerifyOptions, question: Question, shown: Progress
+) -> tuple[list[ParityRow], list[LayerVerdict]]:
+    """Every engine asked for, shown as it is found."""
     rows: list[ParityRow] = []
     layers: list[LayerVerdict] = []
-    tolerance = _tolerance(manifest, options)
     for runtime in _runtimes(manifest, options):
-        target = Target(path, runtime, options.device, options.threads)
-        floor, able = manifest.min_agreement, True
-        try:
-            found = check(
-                target,
-                cases,
-                expected,
-                names,
-                tolerance,
-                artifact=str(path),
-                min_agreement=floor,
-            )
-        except ArtifactError as problem:
-            if floor is None or not intact:
-                raise
-            able = False  # not every engine has every integer operator
-            found = unable_rows(
-                target, cases, names, artifact=str(path), floor=floor, problem=problem.message
-            )
-        rows += found
-        for row in found:
+        found = in_engine(Target(path, runtime, options.device, options.threads), question)
+        rows += found.rows
+        for row in found.rows:
             _show(shown, row)
-        if options.layers and able:
-            verdict = _layers(target, cases[0], manifest, referee.outputs, tolerance, shown)
-            layers.append(verdict)
-    return _report(path, manifest, "pytorch", rows, layers)
-
-
-def _layers(
-    target: Target,
-    case: ParityCase,
-    manifest: Manifest,
-    outputs: object,
-    tolerance: Tolerance,
-    shown: Progress,
-) -> LayerVerdict:
-    names = manifest.layer_values
-    if not names:
-        raise UsageError(
-            f"{target.path.name} names no blocks, so --layers has nothing to compare",
-            hint="Its model has no recognisable stack of blocks.",
-        )
-    right = outputs(case.size, case.inputs, names)  # type: ignore[operator]
-    verdict = check_layers(
-        target,
-        case,
-        right,
-        names,
-        tolerance,
-        artifact=str(target.path),
-        kept_tokens=manifest.kept_tokens,
-    )
-    if verdict.first_failing_block is None:
-        text = f"all {len(verdict.rows)} blocks inside tolerance"
-    else:
-        text = f"first outside tolerance is block {verdict.first_failing_block}"
-    good = verdict.first_failing_block is None
-    shown.line(text, label=f"{verdict.runtime:<12} layers", good=good)
-    return verdict
+        if found.layers is not None:
+            layers.append(found.layers)
+            shown.line(
+                layer_words(found.layers),
+                label=f"{found.layers.runtime:<12} layers",
+                good=not found.layers.fails,
+            )
+    return rows, layers
 
 
 def pack(
@@ -163,7 +146,7 @@ def pack(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Pack artifact, manifest, inputs and PyTorch's outputs into one file. Gives its path.
+    """Pack artifact, manifest, inputs and reference outputs into one file. Gives its path.
 
     Raises:
         ArtifactError: missing, damaged or incomplete files.
@@ -179,11 +162,21 @@ def pack(
         loaded.referee(threads=options.threads, symbolic=symbolic),
     )
     names = tuple(o.name for o in manifest.outputs)
+    called = reference_words(loaded.reference)
     pairs = []
-    for case in _cases(manifest, options):
-        shown.tick(f"PyTorch at {case.size}, batch {case.batch}")
+    cases = _cases(manifest, options)
+    warn_of_noise(cases, shown)
+    for case in cases:
+        shown.tick(f"{called} at {case.size}, batch {case.batch}")
         pairs.append((case, referee.outputs(case.size, case.inputs, names)))
-    return write_bundle(path, manifest, pairs, output_dir or path.parent, force=force)
+    return write_bundle(
+        path,
+        manifest,
+        pairs,
+        output_dir or path.parent,
+        reference=loaded.reference,
+        force=force,
+    )
 
 
 def _verify_bundle(
@@ -203,23 +196,16 @@ def _verify_bundle(
             )
     with open_bundle(path) as bundle:
         manifest = bundle.manifest
-        tolerance = _tolerance(manifest, options)
-        rows: list[ParityRow] = []
-        for runtime in _runtimes(manifest, options):
-            target = Target(bundle.artifact, runtime, options.device, options.threads)
-            found = check(
-                target,
-                bundle.cases,
-                bundle.expected,
-                tuple(o.name for o in manifest.outputs),
-                tolerance,
-                artifact=str(path),
-                min_agreement=manifest.min_agreement,
-            )
-            rows += found
-            for row in found:
-                _show(shown, row)
-        return _report(path, manifest, "stored", rows, [])
+        question = Question(
+            artifact=str(path),
+            cases=bundle.cases,
+            expected=bundle.expected,
+            names=tuple(o.name for o in manifest.outputs),
+            tolerance=_tolerance(manifest, options),
+            min_agreement=manifest.min_agreement,
+        )
+        rows, layers = _in_engines(bundle.artifact, manifest, options, question, shown)
+        return _report(path, manifest, STORED, rows, layers, bundle.reference)
 
 
 def _load(manifest: Manifest, against: Source | None, shown: Progress) -> LoadedModel:
@@ -371,17 +357,18 @@ def _report(
     reference: str,
     rows: Sequence[ParityRow],
     layers: Sequence[LayerVerdict],
+    stored_reference: str | None = None,
 ) -> VerifyReport:
     if not rows:
         raise ArtifactError(f"{path.name}: nothing was compared")
-    good = all(r.passed for r in rows) and all(v.first_failing_block is None for v in layers)
     return VerifyReport(
         artifact=str(path),
         model=manifest.model,
-        reference="stored" if reference == "stored" else "pytorch",
+        reference=reference,
+        stored_reference=stored_reference,
         parity=tuple(rows),
         layers=tuple(layers),
-        verdict="passed" if good else "failed",
+        verdict=verdict_of(rows, layers),
     )
 
 

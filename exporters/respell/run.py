@@ -23,15 +23,22 @@ from exporters.passes.rotary import FuseRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.tidy import Tidy
 from exporters.plan import Plan, PlannedGraph, engines_for
-from exporters.proof import verdict_of
 from exporters.respell.plain import spell_out
 from exporters.respell.recognise import recognise, with_shapes
 from exporters.retarget import at_opset
 from exporters.simplify import simplify
+from vitpe_deploy.engine_parity import Question, References, in_engine, verdict_of
 from vitpe_deploy.errors import SourceError, UsageError
 from vitpe_deploy.files import StagedFiles, total_size
 from vitpe_deploy.manifest import Manifest, manifest_path
-from vitpe_deploy.parity import Outputs, ParityCase, check, make_case, row_words
+from vitpe_deploy.parity import (
+    Array,
+    Outputs,
+    agreement_cases,
+    make_case,
+    row_words,
+    warn_of_noise,
+)
 from vitpe_deploy.parity import Target as ParityTarget
 from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Format, Precision, Resolution, Tolerance
@@ -43,11 +50,12 @@ from vitpe_deploy.results import (
     Steps,
     Verdict,
 )
-from vitpe_deploy.runtimes import open_runtime
+from vitpe_deploy.runtimes import Runtime, open_runtime
 from vitpe_deploy.sources.onnx_graph import ORIGINAL
 from vitpe_deploy.sources.own_file import OwnFile
 
 _STEPS = 4
+_WORST_FIRST: tuple[Verdict, ...] = ("failed", "unverified", "passed")
 _USED = (SpellAttention, FuseRotary, SeparateProjections, FuseBiasGelu, Tidy)
 _SKIPPED = tuple(p.name for p in PASSES if p not in _USED and not p.required)
 
@@ -102,6 +110,21 @@ def run_respelling(
         VitpeError: anything that kept the file from being written; nothing is left behind.
     """
     return _Respelling(request, source, progress or Silent()).run()
+
+
+class _OpenFile:
+    """The original as the reference. See :class:`vitpe_deploy.parity.Reference`."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+
+    def outputs(
+        self, size: Resolution, inputs: Sequence[Array], names: Sequence[str]
+    ) -> list[Outputs]:
+        """Run the original."""
+        (entry,) = self._engine.inputs
+        found = [self._engine.run({entry.name: x}) for x in inputs]
+        return [{name: outputs[name] for name in names} for outputs in found]
 
 
 class _Respelling:
@@ -188,32 +211,35 @@ class _Respelling:
             )
             for size, batch in self.plan.graphs[0].cases
         ]  # fmt: skip
+        if manifest.min_agreement is not None:
+            cases = agreement_cases(
+                cases,
+                manifest.calibration,
+                layout=manifest.layout(),
+                preprocess=manifest.preprocessing(),
+                images=verify.images,
+            )
+            warn_of_noise(cases, self.progress)
         tolerance = verify.tolerance
         if manifest.precision != Precision.FP32:
             tolerance = Tolerance(manifest.tolerance["rtol"], manifest.tolerance["atol"])
         rows: list[ParityRow] = []
-        known: dict[int, list[Outputs]] = {}
         with (
             self.clock.step("parity"),
             open_runtime("onnxruntime", self.source.path, threads=self.request.threads) as engine,
         ):
-            (entry,) = engine.inputs
-
-            def expected(case: ParityCase) -> list[Outputs]:
-                if id(case) not in known:
-                    known[id(case)] = [engine.run({entry.name: x}) for x in case.inputs]
-                return known[id(case)]
-
+            names = self.plan.outputs
+            question = Question(
+                artifact=str(self.request.output_dir / path.name),
+                cases=cases,
+                expected=References(_OpenFile(engine), names, self.progress, called=ORIGINAL),
+                names=names,
+                tolerance=tolerance,
+                min_agreement=manifest.min_agreement,
+            )
             for runtime in engines_for(Format.ONNX, verify.runtimes):
-                found = check(
-                    ParityTarget(path, runtime, verify.device, self.request.threads),
-                    cases,
-                    expected,
-                    self.plan.outputs,
-                    tolerance,
-                    artifact=str(self.request.output_dir / path.name),
-                    min_agreement=manifest.min_agreement,
-                )
+                target = ParityTarget(path, runtime, verify.device, self.request.threads)
+                found = in_engine(target, question).rows
                 rows += found
                 worst = min(found, key=lambda row: (row.passed, row.cosine or 0.0))
                 self.progress.line(
@@ -222,6 +248,11 @@ class _Respelling:
                     good=all(r.passed for r in found),
                 )
         self.progress.end("")
+        if manifest.verdict == "unverified":
+            self.progress.note(
+                f"warning: {self.source.path.name} was written with --no-verify, so that being "
+                f"equal to it proves nothing; vitpe-verify {path.name} compares with its source"
+            )
         return tuple(rows)
 
     def _manifest(
@@ -245,8 +276,9 @@ class _Respelling:
         )
 
     def _verdict(self, rows: Sequence[ParityRow]) -> Verdict:
-        """What is equal to a file that failed has failed."""
-        return "failed" if self.original.verdict == "failed" else verdict_of(rows, ())
+        """The worse of two: what is equal to a file has the verdict of that file at best."""
+        found: tuple[Verdict, ...] = (self.original.verdict, verdict_of(rows, ()))
+        return next((worse for worse in _WORST_FIRST if worse in found), "unverified")
 
     def _report(
         self,

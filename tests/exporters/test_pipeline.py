@@ -11,15 +11,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
 import vitpe_deploy
+from exporters.passes import PASSES
+from exporters.passes.base import GraphPass, PassContext, PassOutcome
 from tests.exporters.conftest import MODEL, TINY, Export
-from vitpe_deploy.errors import ArtifactError, UnsupportedError, UsageError
+from vitpe_deploy.errors import ArtifactError, ParityError, UnsupportedError, UsageError
 from vitpe_deploy.manifest import read_manifest
 from vitpe_deploy.models.presets import VIT_PRESETS, with_options
 from vitpe_deploy.models.vit import VisionTransformer
+from vitpe_deploy.progress import Silent
 from vitpe_deploy.runtimes import open_runtime
 
 ENGINES = ("onnxruntime", "openvino")
@@ -425,23 +429,58 @@ def test_rule_override_is_followed_and_reported(
     assert ("antialias" in report.resample_rule) == antialias
 
 
-def test_verify_passes_checks_after_each(tmp_path: Path) -> None:
-    seen: list[str] = []
+class Lines(Silent):
+    """Keeps result lines, and whether they were good."""
 
-    class Watch:
-        def begin(self, *_: Any) -> None: ...
-        def tick(self, *_: Any) -> None: ...
-        def end(self, *_: Any) -> None: ...
-        def note(self, *_: Any) -> None: ...
-        def line(self, text: str, **_: Any) -> None:
-            seen.append(text)
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bool | None]] = []
 
-    vitpe_deploy.export(
-        MODEL,
-        64,
-        model_kwargs=TINY,
-        output_dir=tmp_path,
-        verify_passes=True,
-        progress=Watch(),
-    )
-    assert any(line.startswith("after attention") for line in seen)
+    def line(
+        self, text: str, *, label: str = "", value: str = "", good: bool | None = None
+    ) -> None:
+        self.seen.append((text, good))
+
+
+def test_verify_passes_checks_each_graph_after_each(tmp_path: Path) -> None:
+    lines = Lines()
+    report = vitpe_deploy.export(
+        MODEL, [64, 96], model_kwargs=TINY, output_dir=tmp_path, verify_passes=True,
+        progress=lines,
+    )  # fmt: skip
+    after = [(text, good) for text, good in lines.seen if text.startswith("after ")]
+    assert [text.split(":")[0] for text, _ in after].count("after attention") == 2
+    assert all(good and "max rel" in text for text, good in after)
+    assert report.verdict == "passed"
+
+
+class Wrong(GraphPass):
+    """Scales the head by three in a thousand: inside the tolerance of fp16, not of a pass."""
+
+    name = "wrong"
+
+    def run(self, model: ir.Model, context: PassContext) -> PassOutcome:
+        del context
+        for name, value in model.graph.initializers.items():
+            if name.startswith("head") and value.const_value is not None:
+                value.const_value = ir.tensor(value.const_value.numpy() * np.float32(1.003))
+        outcome = PassOutcome()
+        outcome.changed = 1
+        return outcome
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-weights"])
+def test_verify_passes_stops_at_a_pass_that_changes_an_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    monkeypatch.setattr("exporters.passes.PASSES", (*PASSES[:-1], Wrong, PASSES[-1]))
+    lines = Lines()
+    with pytest.raises(ParityError, match="pass 'wrong' changed output 'logits'") as caught:
+        vitpe_deploy.export(
+            MODEL, 64, model_kwargs=TINY, output_dir=tmp_path / "out", verify_passes=True,
+            precision=precision, progress=lines,
+        )  # fmt: skip
+    assert (caught.value.exit_code, caught.value.kind) == (3, "parity")
+    assert "limit 1e-04" in caught.value.message
+    assert lines.seen[-1][0].startswith("after wrong: max rel 3.0e-03")
+    assert lines.seen[-1][1] is False
+    assert not list(tmp_path.rglob("*.onnx"))

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from tests.report.example import SCRIPT, example, row
+from tests.report.example import SCRIPT, example, layer_verdict, row
 from vitpe_deploy.bench.documents import BenchReport
+from vitpe_deploy.bench.markdown import markdown
 from vitpe_deploy.report import scale
 from vitpe_deploy.report.charts import distribution, layers, peak, resolution, size_latency
 from vitpe_deploy.report.html import render
@@ -168,6 +169,17 @@ def test_layers_are_drawn_against_their_limit() -> None:
     assert figure.count("<polyline") == 2
     assert 'class="limit"' in figure
     assert layers.draw(example().model_copy(update={"layers": ()})) == []
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_blocks_outside_tolerance_are_wrong_where_they_decide(decides: bool) -> None:
+    """int8 passes on agreement: its blocks are shown, and not called wrong."""
+    found = layer_verdict("onnxruntime", [1e-5, 2e-2]).model_copy(update={"decides": decides})
+    report = example().model_copy(update={"layers": (found,)})
+    ((_, figure),) = layers.draw(report)
+    assert ("wrong from block 1" in figure) == decides
+    assert ("**wrong from block 1**" in markdown(report)) == decides
+    assert ("worst max rel 2.0e-02, agreement decides" in markdown(report)) != decides
 
 
 def test_axes_have_round_numbers() -> None:

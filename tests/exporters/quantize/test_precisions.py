@@ -24,6 +24,7 @@ from exporters.quantize.candidates import Candidate, _Found, choose
 from exporters.quantize.fp16 import convert
 from exporters.quantize.job import QuantizeJob
 from exporters.quantize.linear import int8_weights
+from vitpe_deploy import api
 from vitpe_deploy.calibration import CalibrationData, calibration_data
 from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError, VitpeError
 from vitpe_deploy.inputs import ImageInput
@@ -123,7 +124,8 @@ def test_an_engine_that_cannot_load_int8_is_a_failed_row(
     )  # fmt: skip
     path = Path(report.artifacts[0].path)
     again = vitpe_deploy.verify(path, threads=1)
-    for found in (report, again):
+    packed = vitpe_deploy.verify(api.bundle(path, threads=1), threads=1)
+    for found in (report, again, packed):
         rows = {row.runtime: row for row in found.parity}
         assert rows["onnxruntime"].passed
         assert not rows["openvino"].passed

@@ -16,10 +16,13 @@ import torch
 import torch.nn.functional as F
 
 import vitpe_deploy
+from vitpe_deploy import api
+from vitpe_deploy.cli_summary import verify_summary
 from vitpe_deploy.errors import SizeError, SourceError, UnsupportedError, UsageError
 from vitpe_deploy.retarget.analysis import find_positions
 from vitpe_deploy.retarget.read import read_graph
 from vitpe_deploy.runtimes import open_runtime
+from vitpe_deploy.sources.onnx_graph import BY_RULE
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10, "patch_size": 16}
 
@@ -80,6 +83,22 @@ def test_another_static_size(exported: tuple[Path, Any], tmp_path: Path) -> None
     assert report.resample_rule == "bicubic antialias"
     assert "PyTorch" in report.reference
     assert largest_difference(Path(report.artifacts[0].path), exported[1], 1, 144, 80) < 1e-5
+
+
+def test_verification_names_the_file_as_its_reference(
+    exported: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """No PyTorch model takes part: neither the report nor its summary may say so."""
+    made = vitpe_deploy.export(str(exported[0]), (96, 64), verify=False, output_dir=tmp_path)
+    path = Path(made.artifacts[0].path)
+    report = vitpe_deploy.verify(path, runtimes=["onnxruntime"])
+    assert (report.verdict, report.reference) == ("passed", BY_RULE)
+    assert report.stored_reference is None
+    assert f"against: the {BY_RULE} (" in verify_summary(report, bundle=False)
+    packed = api.bundle(path)
+    report = vitpe_deploy.verify(packed, runtimes=["onnxruntime"])
+    assert (report.reference, report.stored_reference) == ("stored", BY_RULE)
+    assert f"against: stored outputs of the {BY_RULE} (" in verify_summary(report, bundle=True)
 
 
 def test_dynamic_in_everything(exported: tuple[Path, Any], tmp_path: Path) -> None:

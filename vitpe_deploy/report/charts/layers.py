@@ -55,7 +55,7 @@ def _drawn(verdicts: list[LayerVerdict]) -> str:
         places = [axes.at(block, error) for block, error in _values(verdict)]
         parts.append(svg.polyline(places, f"stroke {kind}"))
         parts += [svg.mark(number, place, f"dot {kind}", size=3) for place in places]
-        bad = verdict.first_failing_block
+        bad = verdict.first_failing_block if verdict.fails else None
         said = "" if bad is None else f", wrong from block {bad}"
         many = len({v.artifact for v in verdicts}) > 1
         file = f"{Path(verdict.artifact).name} " if many else ""
