@@ -152,7 +152,13 @@ class ComparisonRow(Value):
 
 
 class BaselineRow(Value):
-    """A row against the row of an earlier run; ``ratio_median`` above 1 is slower than then."""
+    """A row against the row of an earlier run that asked for the same.
+
+    Attributes:
+        ratio_median: above 1 is slower than then.
+        changes: what the engine made of the request then and now, where that differs, such as the
+            precision that is executed.
+    """
 
     id: str
     baseline_ms: float
@@ -160,6 +166,14 @@ class BaselineRow(Value):
     ci95: tuple[float, float]
     verdict: RatioVerdict
     regressed: bool
+    changes: tuple[str, ...] = ()
+
+
+class UnjudgedRow(Value):
+    """A row that the baseline has alone, or that was measured now alone."""
+
+    id: str
+    only_in: Literal["baseline", "now"]
 
 
 class FailedRow(Value):
@@ -198,6 +212,7 @@ class BenchReport(Value):
     comparisons: tuple[ComparisonRow, ...]
     failed: tuple[FailedRow, ...] = ()
     baseline: tuple[BaselineRow, ...] = ()
+    unjudged: tuple[UnjudgedRow, ...] = ()
     layers: tuple[LayerVerdict, ...] = ()
     harness: HarnessRecord | None = None
     warnings: tuple[str, ...] = ()

@@ -165,6 +165,11 @@ def make_plan(options: BenchOptions) -> tuple[Group, ...]:
                     hint="Name each artifact once, and give files of one name other names.",
                 )
             rows.append(row)
+    if options.layers and all(row.runtime == "torch" for rows in groups.values() for row in rows):
+        raise UsageError(
+            "--layers compares blocks in other engines with PyTorch, and only torch is timed",
+            hint="Name ort or openvino with --runtime too, or leave --layers out.",
+        )
     return tuple(tuple(rows) for rows in groups.values())
 
 

@@ -74,7 +74,11 @@ def run_bench(
         failed=tuple(run.failed),
         layers=layers,
         harness=run.harness,
-        warnings=(*host.warnings(max(options.threads)), *host.read_throttle().since(before)),
+        warnings=(
+            *host.warnings(max(options.threads)),
+            *host.read_throttle().since(before),
+            *run.warnings,
+        ),
     )
 
 
@@ -113,6 +117,7 @@ class _Run:
         self.rows: list[ResultRow] = []
         self.failed: list[FailedRow] = []
         self.errors: list[VitpeError] = []
+        self.warnings: list[str] = []
         self.harness: HarnessRecord | None = None
         self._references: dict[Path, Reference] = {}
         self._sha256: dict[Path, str] = {}
@@ -255,7 +260,8 @@ class _Run:
             )
             found += verdicts
             if problem is not None:
-                self.shown.note(f"{path.name}: layers not compared: {problem}")
+                self.warnings.append(f"{path.name}: layers not compared: {problem}")
+                self.shown.note(self.warnings[-1])
         return tuple(found)
 
     def host_record(self) -> HostRecord:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitpe_deploy.bench.documents import BenchReport
-from vitpe_deploy.jobs.run import Done, worst
+from vitpe_deploy.exit_codes import worst
+from vitpe_deploy.jobs.run import Done
 
 _SAID = {0: "ok", 1: "FAILED", 2: "REFUSED", 3: "WRONG", 4: "SLOWER"}
 
@@ -119,7 +120,7 @@ def merged(jobs: Sequence[Done]) -> BenchReport | None:
     if not reports:
         return None
     first = reports[0][1]
-    results, comparisons, failed, baseline = [], [], [], []
+    results, comparisons, failed, baseline, unjudged = [], [], [], [], []
     for name, report in reports:
         results += [r.model_copy(update={"id": f"{name}: {r.id}"}) for r in report.results]
         comparisons += [
@@ -128,12 +129,14 @@ def merged(jobs: Sequence[Done]) -> BenchReport | None:
         ]
         failed += [f.model_copy(update={"id": f"{name}: {f.id}"}) for f in report.failed]
         baseline += [b.model_copy(update={"id": f"{name}: {b.id}"}) for b in report.baseline]
+        unjudged += [u.model_copy(update={"id": f"{name}: {u.id}"}) for u in report.unjudged]
     return first.model_copy(
         update={
             "results": tuple(results),
             "comparisons": tuple(comparisons),
             "failed": tuple(failed),
             "baseline": tuple(baseline),
+            "unjudged": tuple(unjudged),
             "layers": tuple(v for _, report in reports for v in report.layers),
             "warnings": tuple(dict.fromkeys(w for _, report in reports for w in report.warnings)),
         }
