@@ -10,9 +10,10 @@ import pytest
 
 from vitpe_deploy.cli import bench_main, export_main
 from vitpe_deploy.errors import UsageError
+from vitpe_deploy.exit_codes import worst
 from vitpe_deploy.jobs import run as jobs_run
 from vitpe_deploy.jobs.file import Flag, Job, read_jobs
-from vitpe_deploy.jobs.run import Runner, worst
+from vitpe_deploy.jobs.run import Runner
 from vitpe_deploy.jobs.summary import markdown
 from vitpe_deploy.progress import Silent
 
@@ -147,6 +148,52 @@ def test_finished_jobs_are_kept_and_failed_ones_run_again(
     file.write_bytes(b"1")
     run(fresh=True)
     assert children.ran == ["good", "bad", "dead", "late"]
+
+
+def test_jobs_whose_input_changed_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, a folder of pictures with folders in it; what jobs write there does not count."""
+    good = json.dumps({"schema": "vitpe.bench/1", "artifacts": [], "parity": []})
+    children = Children({"one": (0, good), "two": (0, good)})
+    monkeypatch.setattr(jobs_run.subprocess, "Popen", children.Popen)
+    weights, pictures = tmp_path / "w.pt", tmp_path / "pictures"
+    weights.write_bytes(b"1")
+    (pictures / "cats").mkdir(parents=True)
+    (pictures / "cats" / "a.png").write_bytes(b"1")
+    jobs = [
+        Job("one", ("one", "--weights", str(weights))),
+        Job("two", ("two", "--images", str(pictures), "--output", str(pictures / "bench"))),
+    ]
+    said = Said()
+
+    def run() -> list[str]:
+        children.ran.clear()
+        runner = Runner("bench", pictures, verbosity=-1, dry_run=False, fresh=False)
+        runner.run(jobs, said)
+        for name in ("jobs.json", "jobs.md", "bench/bench.json"):
+            (pictures / name).parent.mkdir(exist_ok=True)
+            (pictures / name).write_text("")
+        return list(children.ran)
+
+    assert run() == ["one", "two"]
+    assert run() == []
+    weights.write_bytes(b"2")  # as long as before
+    assert run() == ["one"]
+    assert f"job one: {weights} has changed since it was finished" in said.lines
+    (pictures / "cats" / "b.png").write_bytes(b"")
+    assert run() == ["two"]
+    assert run() == []
+
+
+class Said(Silent):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def test_example_of_the_documentation(
