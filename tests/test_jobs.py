@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.report.example import example
 from vitpe_deploy.cli import bench_main, export_main
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.exit_codes import worst
 from vitpe_deploy.jobs import run as jobs_run
 from vitpe_deploy.jobs.file import Flag, Job, read_jobs
 from vitpe_deploy.jobs.run import Runner
-from vitpe_deploy.jobs.summary import markdown
+from vitpe_deploy.jobs.summary import markdown, merged
 from vitpe_deploy.progress import Silent
 
 FLAGS = (
@@ -184,6 +185,27 @@ def test_jobs_whose_input_changed_run_again(
     (pictures / "cats" / "b.png").write_bytes(b"")
     assert run() == ["two"]
     assert run() == []
+
+
+def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
+    jobs = [Job(name, (name, "--output", "x")) for name in "ab"]
+    runner = Runner("bench", tmp_path, verbosity=-1, dry_run=False, fresh=False)
+    with pytest.raises(UsageError, match="job a and another one write their reports to x"):
+        runner.run(jobs, Silent())
+
+
+def test_job_without_a_report_is_a_row_of_the_page(tmp_path: Path) -> None:
+    report = example(wrong=False).model_dump(by_alias=True, mode="json")
+    error = {"schema": "vitpe.error/1", "kind": "size", "message": "no such size"}
+    done = [
+        jobs_run.Done(Job("good", ("a",)), 0, report, 1.0),
+        jobs_run.Done(Job("bad", ("b",)), 2, error, 1.0),
+    ]
+    found = merged(done)
+    assert found is not None
+    assert [(row.id, row.message) for row in found.failed] == [("bad", "no such size")]
+    assert found.results[0].id.startswith("good: ")
+    assert merged(done[1:]) is None
 
 
 class Said(Silent):

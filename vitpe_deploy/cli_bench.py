@@ -103,6 +103,7 @@ def bench_command(
         run_planned,
     )
     from vitpe_deploy.bench.plan import EXECUTED, make_plan
+    from vitpe_deploy.bench.resume import NAME, REPORTS
 
     words = o.words(precision, "--precision")
     options = make_options(
@@ -130,6 +131,8 @@ def bench_command(
     )
     limit = parse_share(max_regression)
     plan = make_plan(options)
+    if output is not None and not (output / NAME).exists():
+        refuse_existing([output / name for name in REPORTS], force=force)
     read_baseline(baseline, plan, cross_host=cross_host, fewer_rows=fewer_rows)
     with Console(level) as console, stdout_for_results():
         from vitpe_deploy.bench.estimate import estimate, plan_document
@@ -186,11 +189,12 @@ def _told(report: BenchReport, output: Path | None, html: Path | None, as_json: 
     document = report.model_dump_json(by_alias=True, indent=2)
     text = markdown(report)
     if output is not None:
+        from vitpe_deploy.bench.resume import REPORTS
         from vitpe_deploy.files import StagedFiles
 
         with StagedFiles(output) as staging:
-            staging.path("bench.json").write_text(document + "\n", encoding="utf-8")
-            staging.path("bench.md").write_text(text + "\n", encoding="utf-8")
+            for name, said in zip(REPORTS, (document, text), strict=True):
+                staging.path(name).write_text(said + "\n", encoding="utf-8")
             staging.commit()
     if html is not None:
         from vitpe_deploy.files import StagedFiles

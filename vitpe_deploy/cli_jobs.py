@@ -91,8 +91,9 @@ def run_jobs(
         return Outcome(text if as_json else summary.plans(command, done), code)
     table = summary.markdown(command, done)
     _write(output, dict(zip(SUMMARIES, (text, table), strict=True)))
-    if html is not None:
-        _write_html(html, done)
+    if html is not None and not _write_html(html, done):
+        with Console(level) as console:
+            console.note(f"--html {html} is not written: no job has a report")
     return Outcome(text if as_json else table, code)
 
 
@@ -135,10 +136,13 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
         staging.commit()
 
 
-def _write_html(path: Path, done: Sequence[Done]) -> None:
+def _write_html(path: Path, done: Sequence[Done]) -> bool:
+    """Whether there was anything to write."""
     from vitpe_deploy.jobs.summary import merged
     from vitpe_deploy.report.html import render
 
     report = merged(done)
-    if report is not None:
-        _write(path.parent, {path.name: render(report)})
+    if report is None:
+        return False
+    _write(path.parent, {path.name: render(report)})
+    return True

@@ -390,6 +390,8 @@ def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
         (("--threads", "0"), "at least 1"),
         (("--min-time", "soon"), "'soon' is not a time"),
         (("--runtime", "ort", "--precision", "f16"), "onnxruntime takes no --precision f16"),
+        (("--runtime", "ort", "--precision", "f32,bf16"), "no row takes --precision bf16"),
+        (("--runtime", "torch", "--device", "GPU"), "--device GPU has no row"),
         (("--runtime", "torch", "--mode", "throughput"), "contradicts --mode throughput"),
         (("--force",), "--force is for --output"),
         (("--max-regression", "1%"), "--max-regression is for --baseline"),
@@ -428,6 +430,17 @@ def test_flags_that_would_do_nothing_are_refused(
     code, document = bench(*arguments)
     assert code == 2
     assert f": {flag} has no meaning beside it" in document["message"]
+
+
+def test_report_of_somebody_else_is_not_replaced(
+    bench: Bench, static: Path, tmp_path: Path
+) -> None:
+    """Without the rows beside it, ``bench.json`` is not of an earlier run into that folder."""
+    (tmp_path / "bench.json").write_text("mine")
+    code, document = bench(static, "-o", tmp_path, "--dry-run")
+    assert code == 2
+    assert "bench.json exists already" in document["message"]
+    assert bench(static, "-o", tmp_path, "--dry-run", "--force")[0] == 0
 
 
 def test_calibration_without_int8_is_refused(bench: Bench) -> None:

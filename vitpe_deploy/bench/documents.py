@@ -75,7 +75,8 @@ class ResultRow(Value):
     """One artifact in one engine, device, precision, thread count, batch and size.
 
     Attributes:
-        id: how comparisons name the row.
+        id: how comparisons name the row: what was asked for, unlike other fields, which say what
+            the engine made of it. Rows of a baseline are found by it.
         samples_ms: every sample in the order taken. In throughput mode a sample is the time per
             image of one window, and ``latency_ms`` is null: latency under load is another number.
         samples_per_round: how ``samples_ms`` falls into rounds.

@@ -17,12 +17,16 @@ from pydantic import ValidationError
 from vitpe_deploy.bench.documents import ResultRow
 from vitpe_deploy.bench.host import read_host
 from vitpe_deploy.bench.plan import BenchOptions, Group
+from vitpe_deploy.bench.rows import judge_of
 from vitpe_deploy.bench.sweep import EXPORTS
 from vitpe_deploy.errors import ArtifactError, UsageError
 from vitpe_deploy.fingerprint import fingerprint
 
 NAME = "bench.jsonl"
-WRITTEN = (NAME, "bench.json", "bench.md", EXPORTS)
+REPORTS = ("bench.json", "bench.md")
+"""The finished report, beside the rows: as a document, and to be read."""
+
+WRITTEN = (NAME, *REPORTS, EXPORTS)
 """Everything that a benchmark writes to the folder of ``--output``."""
 
 SCHEMA = "vitpe.bench-rows/1"
@@ -114,11 +118,14 @@ class Journal:
         )
 
     def rows(self, group: Group, sha256: Mapping[Path, str]) -> list[ResultRow] | None:
-        """The rows of a group when all of them are there, made from the same files."""
+        """The rows of a group when all of them are there, of the same files and limits."""
         found: list[ResultRow] = []
         for planned in group:
             row = self._rows.get(planned.id)
             if row is None or row.sha256 != sha256[planned.artifact.path]:
+                return None
+            limit = judge_of(planned.artifact.manifest).limit
+            if row.agreement is not None and row.agreement.limit != limit:
                 return None
             found.append(row)
         return found or None

@@ -153,6 +153,9 @@ class _Run:
             except VitpeError as error:
                 self._peaks[threads] = None
                 self.shown.line(error.message)
+                self.warnings.append(
+                    f"the GEMM peak with {threads} threads is not known: {error.message}"
+                )
         self.harness = measure_harness()
         peak = self._peaks[self.options.threads[0]]
         said = "" if peak is None else f"fp32 GEMM peak {peak:.0f} GFLOP/s"

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from vitpe_deploy import __version__
 from vitpe_deploy.bench.resume import WRITTEN
-from vitpe_deploy.errors import ArtifactError, InternalError
+from vitpe_deploy.errors import ArtifactError, InternalError, UsageError
 from vitpe_deploy.files import sha256_of
 from vitpe_deploy.fingerprint import digest, inputs_of
 from vitpe_deploy.jobs.file import Job
@@ -75,7 +75,13 @@ class Runner:
         self._finished = {} if fresh else self._read()
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> list[Done]:
-        """All jobs, in the order of the file."""
+        """All jobs, in the order of the file.
+
+        Raises:
+            UsageError: two benchmarks would write their reports to one folder.
+        """
+        if self._command != "export":
+            self._refuse_shared(jobs)
         found = []
         own = [path for job in jobs for path in self._written_by(job)]
         for number, job in enumerate(jobs, 1):
@@ -98,6 +104,15 @@ class Runner:
     def folder_of(self, job: Job) -> Path:
         """Exports share a folder; every benchmark has its own, for its rows."""
         return self._folder if self._command == "export" else self._folder / job.name
+
+    def _refuse_shared(self, jobs: Sequence[Job]) -> None:
+        folders = [Path(job.value("output") or self.folder_of(job)) for job in jobs]
+        for job, folder in zip(jobs, folders, strict=True):
+            if folders.count(folder) > 1:
+                raise UsageError(
+                    f"job {job.name} and another one write their reports to {folder}",
+                    hint="Leave output out: every job then has a folder of its own.",
+                )
 
     def _line(self, job: Job) -> list[str]:
         line = [*job.argv]
