@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+from vitpe_deploy.layouts.repository import lay_out
+from vitpe_deploy.manifest import Manifest, manifest_path, read_manifest
+from vitpe_deploy.request import ExportRequest
 from vitpe_deploy.results import (
+    ArtifactRecord,
     CandidateRecord,
     ExportReport,
     LayerRow,
@@ -58,3 +65,25 @@ def test_every_record_follows_its_file() -> None:
     assert moved.passes == report().passes
     assert moved.steps_s == report().steps_s
     assert renamed(moved, {NEW: OLD}) == report()
+
+
+def test_manifest_that_moves_along_names_the_file_alone(
+    manifest: Callable[..., Manifest], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.onnx"
+    path.write_bytes(b"model")
+    here = renamed(report(), {OLD: str(path)})
+    written = manifest(files=(path.name,), candidates=here.candidates, layers=here.layers)
+    manifest_path(path).write_text(written.as_json())
+    record = ArtifactRecord(
+        path=str(path), format="onnx", precision="int8", resolution=(64, 96), dynamic="none",
+        target="ort", opset=20, size_bytes=5, sha256="", nodes=1,
+    )  # fmt: skip
+    whole = here.model_copy(update={"artifacts": (record,)})
+    moved = lay_out(ExportRequest(layout="triton", output_dir=tmp_path), whole)
+    final = tmp_path / "x" / "1" / "x.onnx"
+    assert moved.artifacts[0].path == moved.candidates[0].artifact == str(final)
+    found = read_manifest(final)
+    assert found.candidates[0].artifact == found.layers[0].rows[0].artifact == "x.onnx"
+    assert found == renamed(written, {str(path): "x.onnx"})
+    assert not path.exists()

@@ -10,7 +10,6 @@ import pytest
 import vitpe_deploy
 from vitpe_deploy.cli import export_main
 from vitpe_deploy.errors import UsageError
-from vitpe_deploy.manifest import read_manifest
 from vitpe_deploy.results import ExportReport
 
 TINY = {"depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 7}
@@ -74,15 +73,6 @@ def test_buckets_share_their_weights_on_the_disk(tmp_path: Path) -> None:
     assert data[0].stat().st_ino == data[1].stat().st_ino
     assert all(p.is_dir() for p in tmp_path.iterdir())
     assert vitpe_deploy.verify(report.artifacts[1].path).verdict == "passed"
-
-
-def test_nothing_names_a_file_where_it_was(tmp_path: Path) -> None:
-    """Candidates of a precision, in the report and in the manifest that moved along."""
-    report = _export(tmp_path, 64, "triton", precision="int8-weights")
-    (artifact,) = report.artifacts
-    assert {found.artifact for found in report.candidates} == {artifact.path}
-    manifest = read_manifest(Path(artifact.path))
-    assert {found.artifact for found in manifest.candidates} == {Path(artifact.path).name}
 
 
 def test_layouts_that_do_not_fit_are_refused(
