@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.report.example import example
 from vitpe_deploy.cli import bench_main, export_main
 from vitpe_deploy.errors import UsageError
+from vitpe_deploy.exit_codes import worst
 from vitpe_deploy.jobs import run as jobs_run
 from vitpe_deploy.jobs.file import Flag, Job, read_jobs
-from vitpe_deploy.jobs.run import Runner, worst
-from vitpe_deploy.jobs.summary import markdown
+from vitpe_deploy.jobs.run import Runner
+from vitpe_deploy.jobs.summary import markdown, merged
 from vitpe_deploy.progress import Silent
 
 FLAGS = (
@@ -147,6 +149,73 @@ def test_finished_jobs_are_kept_and_failed_ones_run_again(
     file.write_bytes(b"1")
     run(fresh=True)
     assert children.ran == ["good", "bad", "dead", "late"]
+
+
+def test_jobs_whose_input_changed_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, a folder of pictures with folders in it; what jobs write there does not count."""
+    good = json.dumps({"schema": "vitpe.bench/1", "artifacts": [], "parity": []})
+    children = Children({"one": (0, good), "two": (0, good)})
+    monkeypatch.setattr(jobs_run.subprocess, "Popen", children.Popen)
+    weights, pictures = tmp_path / "w.pt", tmp_path / "pictures"
+    weights.write_bytes(b"1")
+    (pictures / "cats").mkdir(parents=True)
+    (pictures / "cats" / "a.png").write_bytes(b"1")
+    jobs = [
+        Job("one", ("one", "--weights", str(weights))),
+        Job("two", ("two", "--images", str(pictures), "--output", str(pictures / "bench"))),
+    ]
+    said = Said()
+
+    def run() -> list[str]:
+        children.ran.clear()
+        runner = Runner("bench", pictures, verbosity=-1, dry_run=False, fresh=False)
+        runner.run(jobs, said)
+        for name in ("jobs.json", "jobs.md", "bench/bench.json"):
+            (pictures / name).parent.mkdir(exist_ok=True)
+            (pictures / name).write_text("")
+        return list(children.ran)
+
+    assert run() == ["one", "two"]
+    assert run() == []
+    weights.write_bytes(b"2")  # as long as before
+    assert run() == ["one"]
+    assert f"job one: {weights} has changed since it was finished" in said.lines
+    (pictures / "cats" / "b.png").write_bytes(b"")
+    assert run() == ["two"]
+    assert run() == []
+
+
+def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
+    jobs = [Job(name, (name, "--output", "x")) for name in "ab"]
+    runner = Runner("bench", tmp_path, verbosity=-1, dry_run=False, fresh=False)
+    with pytest.raises(UsageError, match="job a and another one write their reports to x"):
+        runner.run(jobs, Silent())
+
+
+def test_job_without_a_report_is_a_row_of_the_page(tmp_path: Path) -> None:
+    report = example(wrong=False).model_dump(by_alias=True, mode="json")
+    error = {"schema": "vitpe.error/1", "kind": "size", "message": "no such size"}
+    done = [
+        jobs_run.Done(Job("good", ("a",)), 0, report, 1.0),
+        jobs_run.Done(Job("bad", ("b",)), 2, error, 1.0),
+    ]
+    found = merged(done)
+    assert found is not None
+    assert [(row.id, row.message) for row in found.failed] == [("bad", "no such size")]
+    assert found.results[0].id.startswith("good: ")
+    assert merged(done[1:]) is None
+
+
+class Said(Silent):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def test_example_of_the_documentation(

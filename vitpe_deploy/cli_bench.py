@@ -11,18 +11,22 @@ import typer
 from vitpe_deploy import cli_bench_options as b
 from vitpe_deploy import cli_options as o
 from vitpe_deploy.cli_boundary import Outcome, stdout_for_results
+from vitpe_deploy.cli_given import given_flags, refuse_beside
 from vitpe_deploy.cli_jobs import is_jobs_file, run_jobs
 from vitpe_deploy.console import Console
-from vitpe_deploy.errors import InterruptedRunError, ParityError, RegressionError, UsageError
+from vitpe_deploy.errors import InterruptedRunError, UsageError
 from vitpe_deploy.files import refuse_existing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from vitpe_deploy.bench.documents import BenchReport
 
 FILE_PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 """Number formats of files; the other words of ``--precision`` are what an engine is asked for."""
+
+ALWAYS = ("as_json", "verbose", "quiet", "version")
+"""Parameters that say how to answer, whatever is asked."""
 
 
 def bench_command(
@@ -49,6 +53,7 @@ def bench_command(
     baseline: b.Baseline = None,
     max_regression: b.MaxRegression = "5%",
     cross_host: b.CrossHost = False,
+    fewer_rows: b.FewerRows = False,
     doctor: b.Doctor = False,
     output: b.BenchOutput = None,
     html: b.Html = None,
@@ -69,6 +74,10 @@ def bench_command(
     del version
     level = o.verbosity(verbose, quiet)
     if doctor:
+        refuse_beside(
+            context, "--doctor looks at the machine alone", apart_from=("doctor", *ALWAYS),
+            hint="Leave one of them out.",
+        )  # fmt: skip
         return _doctor(as_json)
     if html is not None:
         refuse_existing([html], force=force)
@@ -77,13 +86,25 @@ def bench_command(
             context, Path((artifacts or [""])[0]), "artifacts", output=output or Path("out"),
             force=force, as_json=as_json, dry_run=dry_run, level=level, html=html,
         )  # fmt: skip
-    if from_ is not None:
-        return _shown(from_, artifacts, html, as_json)
-    from vitpe_deploy.bench.entry import make_options, parse_seconds, parse_share, run_planned
-    from vitpe_deploy.bench.plan import EXECUTED, make_plan
-
     if force and output is None and html is None:
         raise UsageError("--force is for --output and --html", hint="Leave it out.")
+    if from_ is not None:
+        refuse_beside(
+            context, "--from times nothing", apart_from=("from_", "html", "force", *ALWAYS),
+            hint="Leave out what says how to measure, or --from.",
+        )  # fmt: skip
+        return _shown(from_, html, as_json)
+    _refuse_idle(given_flags(context))
+    from vitpe_deploy.bench.entry import (
+        make_options,
+        parse_seconds,
+        parse_share,
+        read_baseline,
+        run_planned,
+    )
+    from vitpe_deploy.bench.plan import EXECUTED, make_plan
+    from vitpe_deploy.bench.resume import NAME, REPORTS
+
     words = o.words(precision, "--precision")
     options = make_options(
         artifacts or (),
@@ -110,6 +131,9 @@ def bench_command(
     )
     limit = parse_share(max_regression)
     plan = make_plan(options)
+    if output is not None and not (output / NAME).exists():
+        refuse_existing([output / name for name in REPORTS], force=force)
+    read_baseline(baseline, plan, cross_host=cross_host, fewer_rows=fewer_rows)
     with Console(level) as console, stdout_for_results():
         from vitpe_deploy.bench.estimate import estimate, plan_document
 
@@ -126,6 +150,7 @@ def bench_command(
                 baseline=baseline,
                 max_regression=limit,
                 cross_host=cross_host,
+                fewer_rows=fewer_rows,
                 output_dir=output,
                 force=force,
                 progress=console,
@@ -136,28 +161,40 @@ def bench_command(
     return _told(report, output, html, as_json)
 
 
-def _shown(
-    source: Path, artifacts: Sequence[str] | None, html: Path | None, as_json: bool
-) -> Outcome:
+def _refuse_idle(given: Mapping[str, str]) -> None:
+    """Flags that only go with another one, and one that replaces another."""
+    for name in ("max_regression", "cross_host", "fewer_rows"):
+        if name in given and "baseline" not in given:
+            raise UsageError(
+                f"{given[name]} is for --baseline", hint="Name an earlier report with --baseline."
+            )
+    if {"iters", "min_time"} <= set(given):
+        raise UsageError(
+            "--iters contradicts --min-time: both say how long to measure",
+            hint="Leave one of them out.",
+        )
+
+
+def _shown(source: Path, html: Path | None, as_json: bool) -> Outcome:
     """An earlier report again, without measuring."""
     from vitpe_deploy.bench.baseline import read_report
 
-    if artifacts:
-        raise UsageError("--from times nothing", hint="Leave out what is to be timed.")
     return _told(read_report(source, "--from"), None, html, as_json)
 
 
 def _told(report: BenchReport, output: Path | None, html: Path | None, as_json: bool) -> Outcome:
     from vitpe_deploy.bench.markdown import markdown
+    from vitpe_deploy.bench.outcome import exit_code
 
     document = report.model_dump_json(by_alias=True, indent=2)
     text = markdown(report)
     if output is not None:
+        from vitpe_deploy.bench.resume import REPORTS
         from vitpe_deploy.files import StagedFiles
 
         with StagedFiles(output) as staging:
-            staging.path("bench.json").write_text(document + "\n", encoding="utf-8")
-            staging.path("bench.md").write_text(text + "\n", encoding="utf-8")
+            for name, said in zip(REPORTS, (document, text), strict=True):
+                staging.path(name).write_text(said + "\n", encoding="utf-8")
             staging.commit()
     if html is not None:
         from vitpe_deploy.files import StagedFiles
@@ -167,16 +204,7 @@ def _told(report: BenchReport, output: Path | None, html: Path | None, as_json: 
         with StagedFiles(html.parent) as staging:
             staging.path(html.name).write_text(page, encoding="utf-8")
             staging.commit()
-    return Outcome(document if as_json else text, _exit_code(report))
-
-
-def _exit_code(report: BenchReport) -> int:
-    """4 for a regression, 3 for a row that disagrees, 1 for a row that did not run."""
-    if any(row.regressed for row in report.baseline):
-        return RegressionError.exit_code
-    if any(row.agreement is not None and not row.agreement.passed for row in report.results):
-        return ParityError.exit_code
-    return 1 if report.failed else 0
+    return Outcome(document if as_json else text, exit_code(report))
 
 
 def _plan_text(document: dict[str, Any]) -> str:

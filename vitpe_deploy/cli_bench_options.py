@@ -36,7 +36,12 @@ BenchDevice: TypeAlias = Annotated[
 ]
 Sizes: TypeAlias = Annotated[
     list[str] | None,
-    _flag(WHAT, "SIZES", "--res", text="Sizes of a dynamic file, height first: 224,384,224x384."),
+    _flag(
+        WHAT,
+        "SIZES",
+        "--res",
+        text="Of dynamic files and models, height first: 224,224x384.",
+    ),
 ]
 Batches: TypeAlias = Annotated[
     list[str] | None, _flag(WHAT, "N,N", "--batch", text="Images of one request: 1,4.")
@@ -116,6 +121,15 @@ CrossHost: TypeAlias = Annotated[
         "--cross-host",
         metavar="",
         help="Accept a baseline of another machine.",
+        rich_help_panel=JUDGE,
+    ),
+]
+FewerRows: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--fewer-rows",
+        metavar="",
+        help="Accept a baseline with rows that are not measured now.",
         rich_help_panel=JUDGE,
     ),
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitpe_deploy.cli_boundary import Outcome
+from vitpe_deploy.cli_given import given_flags
 from vitpe_deploy.console import Console
 from vitpe_deploy.errors import InterruptedRunError, UsageError
 
@@ -72,7 +73,7 @@ def run_jobs(
     _refuse_other_flags(context, argument)
     from vitpe_deploy.jobs import summary
     from vitpe_deploy.jobs.file import read_jobs
-    from vitpe_deploy.jobs.run import Runner
+    from vitpe_deploy.jobs.run import SUMMARIES, Runner
 
     command = str(context.command.name)
     jobs = read_jobs(path, flags_of(context.command), many=command == "bench")
@@ -89,9 +90,10 @@ def run_jobs(
     if dry_run:
         return Outcome(text if as_json else summary.plans(command, done), code)
     table = summary.markdown(command, done)
-    _write(output, {"jobs.json": text, "jobs.md": table})
-    if html is not None:
-        _write_html(html, done)
+    _write(output, dict(zip(SUMMARIES, (text, table), strict=True)))
+    if html is not None and not _write_html(html, done):
+        with Console(level) as console:
+            console.note(f"--html {html} is not written: no job has a report")
     return Outcome(text if as_json else table, code)
 
 
@@ -117,13 +119,10 @@ def flags_of(command: Any) -> list[Flag]:
 
 
 def _refuse_other_flags(context: typer.Context, argument: str) -> None:
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and name not in (argument, *OWN):
+    for name, flag in given_flags(context).items():
+        if name not in (argument, *OWN):
             raise UsageError(
-                f"{parameter.opts[0]} stands beside a jobs file",
+                f"{flag} stands beside a jobs file",
                 hint="Write it into the file, under [defaults] or in a job.",
             )
 
@@ -137,10 +136,13 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
         staging.commit()
 
 
-def _write_html(path: Path, done: Sequence[Done]) -> None:
+def _write_html(path: Path, done: Sequence[Done]) -> bool:
+    """Whether there was anything to write."""
     from vitpe_deploy.jobs.summary import merged
     from vitpe_deploy.report.html import render
 
     report = merged(done)
-    if report is not None:
-        _write(path.parent, {path.name: render(report)})
+    if report is None:
+        return False
+    _write(path.parent, {path.name: render(report)})
+    return True

@@ -6,11 +6,13 @@ numbers called ``resolution`` is ``[height, width]`` in pixels.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Verdict: TypeAlias = Literal["passed", "failed", "unverified"]
+ValueT = TypeVar("ValueT", bound="Value")
 
 JudgedOn: TypeAlias = Literal["calibration", "noise"]
 
@@ -30,6 +32,23 @@ class Value(BaseModel):
     """Base of all results: frozen, and strict about names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+def renamed(value: ValueT, names: Mapping[str, str]) -> ValueT:
+    """A copy of a result in which every text that is a key of ``names``, however deep, is changed.
+
+    For paths of files that were moved: whatever field of whatever record names one, it follows.
+    """
+
+    def changed(found: Any) -> Any:
+        if isinstance(found, str):
+            return names.get(found, found)
+        if isinstance(found, tuple):
+            return tuple(map(changed, found))
+        return renamed(found, names) if isinstance(found, Value) else found
+
+    fields = type(value).model_fields
+    return value.model_copy(update={name: changed(getattr(value, name)) for name in fields})
 
 
 class Refusal(Value):

@@ -7,15 +7,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from vitpe_deploy.bench import rounds as rounds_module
 from vitpe_deploy.bench.child import wait_until_idle, warm_up
 from vitpe_deploy.bench.inputs import save_expected
 from vitpe_deploy.bench.overhead import measure_harness, sample_overhead_ms
 from vitpe_deploy.bench.process import Child
+from vitpe_deploy.bench.protocol import Warmed
 from vitpe_deploy.bench.rounds import (
     Candidate,
     Measured,
@@ -68,6 +71,54 @@ def test_longer_chain_is_slower_in_proportion(make_chain: MakeChain, make_spec: 
     assert 0 < single.loaded.compile_ms <= single.loaded.load_ms
     assert single.peak_rss_bytes is not None
     assert single.peak_rss_bytes > 10 << 20
+
+
+class Dying:
+    """A child whose engine crashes at its last sample of so many; 0 for one that never does."""
+
+    loaded = cast(Any, "loaded")
+    peak_rss_bytes = None
+    always_idle = True
+
+    def __init__(self, lives: int, command: object) -> None:
+        self.left = lives or 10**6
+
+    def __enter__(self) -> Dying:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def warm_up(self, at_least: int, limit_s: float) -> Warmed:
+        return Warmed(runs=1, stable=True, median_ms=1.0)
+
+    def sample(self, runs: int) -> list[float]:
+        self.left -= 1
+        if not self.left:
+            raise ArtifactError("the engine crashed")
+        return [1.0] * runs
+
+
+@pytest.mark.parametrize("lives", [1, 3, 4])
+def test_who_crashes_between_rounds_is_left_out_alone(
+    monkeypatch: pytest.MonkeyPatch, lives: int
+) -> None:
+    """In the first, a middle or the last round; the others keep all of theirs."""
+    monkeypatch.setattr(rounds_module, "Child", lambda spec, command: Dying(spec.lives, command))
+    schedule = Schedule(rounds=4, iters=4, max_rounds=8)
+
+    def candidate(label: str, lives: int) -> Candidate:
+        spec = SimpleNamespace(lives=lives, expected="", pictures="", throughput=False)
+        return Candidate(label, cast(Any, spec))
+
+    said: list[tuple[str, str]] = []
+    both = [candidate("dies", lives), candidate("lives", 0)]
+    found = measure(both, schedule, on_error=lambda c, e: said.append((c.label, e.message)))
+    assert said == [("dies", "the engine crashed")]
+    assert [(one.candidate.label, len(one.rounds)) for one in found] == [("lives", 4)]
+    assert measure(both[:1], schedule, on_error=lambda c, e: None) == []
+    with pytest.raises(ArtifactError, match="crashed"):
+        measure(both, schedule)
 
 
 def measured(rounds: Sequence[float], starts: tuple[int, ...] = (20,)) -> Measured:

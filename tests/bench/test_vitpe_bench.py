@@ -25,6 +25,8 @@ from vitpe_deploy.bench.entry import parse_seconds, parse_share
 from vitpe_deploy.bench.gemm import gemm_peak_gflops
 from vitpe_deploy.bench.markdown import markdown
 from vitpe_deploy.bench.overhead import measure_harness
+from vitpe_deploy.bench.plan import BenchOptions
+from vitpe_deploy.bench.resume import measured_how
 from vitpe_deploy.cli import bench_main
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.report.html import render
@@ -196,8 +198,11 @@ def test_sweep_over_encodings_exports_what_is_not_there(bench: Bench, tmp_path: 
     assert len(plan["exports"]) == 4
     assert [len(group["rows"]) for group in plan["groups"]] == [2, 2]
     assert not list(tmp_path.iterdir())
+    own = tmp_path / Path(plan["exports"][0]["path"]).name
+    own.write_bytes(b"somebody's own export of that name")
     code, document = bench(*arguments, "--html", tmp_path / "report.html")
     assert code == 0
+    assert own.read_bytes() == b"somebody's own export of that name"
     rows = document["results"]
     assert [row["id"] for row in rows] == [r for group in plan["groups"] for r in group["rows"]]
     assert {(row["encoding"], row["resolution"][0]) for row in rows} == {
@@ -304,6 +309,17 @@ def test_interrupted_run_goes_on(bench: Bench, static: Path, tmp_path: Path) -> 
     code, refused = bench(*arguments, "--rounds", "5")
     assert (code, refused["kind"]) == (2, "usage")
     assert "measured with schedule.rounds 4, now it is 5" in refused["message"]
+    label = tmp_path / "photos" / "labels.csv"
+    label.parent.mkdir()
+    label.write_text("1")
+    pictures = BenchOptions((static,), images=label.parent, labels=label)
+    before = measured_how(pictures)
+    assert measured_how(pictures) == before
+    label.write_text("2 and more")
+    now = measured_how(pictures)
+    assert {key for key in now if now[key] != before[key]} == {
+        "content of --images", "content of --labels",
+    }  # fmt: skip
     for text in ("{}\n", f"{journal.read_text().splitlines()[0]}\n{{}}\n"):
         journal.write_text(text)
         assert bench(*arguments)[1]["kind"] == "artifact"
@@ -311,7 +327,7 @@ def test_interrupted_run_goes_on(bench: Bench, static: Path, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("without_torch")
 def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
-    """A run against itself made slower and faster by hand, and from another machine."""
+    """A run against itself made slower and faster by hand, and of another machine or rows."""
     _, document = bench(static, "--runtime", "ort", *QUICK)
     measured = BenchReport.model_validate(document)
     steady = [  # on a quiet machine: within one percent of the median
@@ -339,9 +355,9 @@ def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
         path.write_text(old.model_dump_json(by_alias=True))
         return path
 
-    def judged(old: Path, limit: float = 0.05, *, cross_host: bool = False) -> BaselineRow:
+    def judged(old: Path, limit: float = 0.05) -> BaselineRow:
         then = BenchReport.model_validate_json(old.read_bytes())
-        (row,) = against_baseline(report, then, limit, cross_host=cross_host)
+        (row,) = against_baseline(report, then, limit)
         return row
 
     slower = judged(altered(0.2))
@@ -352,16 +368,16 @@ def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
     faster = judged(altered(5.0))
     assert faster.ratio_median == pytest.approx(0.2)
     assert not faster.regressed
-    assert not judged(altered(5.0, cpu="another"), cross_host=True).regressed
-    with pytest.raises(UsageError, match="cpu another"):
-        judged(altered(1.0, cpu="another"))
     run = (static, "--runtime", "ort", *QUICK, "--baseline")
     code, found = bench(*run, altered(0.05))  # 20 times slower, whatever else the machine does
     assert code == 4
     assert found["baseline"][0]["regressed"] is True
     assert bench(*run, altered(20.0))[0] == 0
-    code, error = bench(*run, altered(1.0, cpu="another"))
-    assert (code, error["kind"]) == (2, "usage")
+    for dry in ((), ("--dry-run",)):
+        code, error = bench(*run, altered(1.0, cpu="another"), *dry)
+        assert (code, error["kind"]) == (2, "usage")
+        assert "another host: cpu another" in error["message"]
+    assert bench(*run, altered(20.0, cpu="another"), "--cross-host")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -374,8 +390,16 @@ def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
         (("--threads", "0"), "at least 1"),
         (("--min-time", "soon"), "'soon' is not a time"),
         (("--runtime", "ort", "--precision", "f16"), "onnxruntime takes no --precision f16"),
+        (("--runtime", "ort", "--precision", "f32,bf16"), "no row takes --precision bf16"),
+        (("--runtime", "torch", "--device", "GPU"), "--device GPU has no row"),
         (("--runtime", "torch", "--mode", "throughput"), "contradicts --mode throughput"),
         (("--force",), "--force is for --output"),
+        (("--max-regression", "1%"), "--max-regression is for --baseline"),
+        (("--cross-host",), "--cross-host is for --baseline"),
+        (("--fewer-rows",), "--fewer-rows is for --baseline"),
+        (("--iters", "3", "--min-time", "1s"), "--iters contradicts --min-time"),
+        (("--layers", "--runtime", "torch"), "--layers compares"),
+        (("--doctor",), "--doctor looks at the machine alone: WHAT"),
         (("--pe", "rope-2d"), "--pe is for models"),
         (("--precision", "int8"), "--precision int8 is for models"),
         (("--labels", "labels.csv"), "--labels are for --images"),
@@ -386,6 +410,43 @@ def test_refusals(bench: Bench, static: Path, arguments: tuple[str, ...], says: 
     code, document = bench(static, *arguments)
     assert code == 2
     assert says in document["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (("--from", "old.json", "--baseline", "older.json"), "--baseline"),
+        (("--from", "old.json", "-o", "out"), "-o"),
+        (("--from", "old.json", "--res", "224"), "--res"),
+        (("--from", "old.json", "--dry-run"), "--dry-run"),
+        (("--doctor", "--from", "old.json"), "--from"),
+        (("--doctor", "--threads", "1"), "--threads"),
+        (("--doctor", "--html", "x.html"), "--html"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(
+    bench: Bench, arguments: tuple[str, ...], flag: str
+) -> None:
+    code, document = bench(*arguments)
+    assert code == 2
+    assert f": {flag} has no meaning beside it" in document["message"]
+
+
+def test_report_of_somebody_else_is_not_replaced(
+    bench: Bench, static: Path, tmp_path: Path
+) -> None:
+    """Without the rows beside it, ``bench.json`` is not of an earlier run into that folder."""
+    (tmp_path / "bench.json").write_text("mine")
+    code, document = bench(static, "-o", tmp_path, "--dry-run")
+    assert code == 2
+    assert "bench.json exists already" in document["message"]
+    assert bench(static, "-o", tmp_path, "--dry-run", "--force")[0] == 0
+
+
+def test_calibration_without_int8_is_refused(bench: Bench) -> None:
+    code, document = bench("vit_tiny_patch16_224", "--calibration", "random")
+    assert code == 2
+    assert "--calibration is for --precision int8" in document["message"]
 
 
 def test_dry_run_times_nothing(bench: Bench, static: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_fast_wrong_row_is_the_headline() -> None:
     assert not wrong.agreement.passed  # it is the fastest of all
     said = verdict(report)
     assert said.state == "wrong"
-    assert said.headline == "1 of 14 rows does not agree with PyTorch"
+    assert said.headline == "1 row did not run; 1 of 14 rows does not agree with PyTorch"
     assert "int8 onnxruntime 224x224 7.52 ms" in said.detail
     assert verdict(example(wrong=False)).state == "good"
     words = " ".join(Page(render(report)).words)

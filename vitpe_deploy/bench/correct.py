@@ -61,8 +61,7 @@ def _judged(result: Comparison, judge: Judge, inputs: int) -> Agreement:
 
 
 def _incomparable(problem: str, judge: Judge) -> Agreement:
-    limit = judge.rtol if judge.floor is None else judge.floor
-    return Agreement(None, None, None, passed=False, limit=limit, problem=problem)
+    return Agreement(None, None, None, passed=False, limit=judge.limit, problem=problem)
 
 
 def classify(runtime: Runtime, pictures: Path, batch: int) -> list[int]:

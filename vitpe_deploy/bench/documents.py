@@ -75,7 +75,8 @@ class ResultRow(Value):
     """One artifact in one engine, device, precision, thread count, batch and size.
 
     Attributes:
-        id: how comparisons name the row.
+        id: how comparisons name the row: what was asked for, unlike other fields, which say what
+            the engine made of it. Rows of a baseline are found by it.
         samples_ms: every sample in the order taken. In throughput mode a sample is the time per
             image of one window, and ``latency_ms`` is null: latency under load is another number.
         samples_per_round: how ``samples_ms`` falls into rounds.
@@ -152,7 +153,13 @@ class ComparisonRow(Value):
 
 
 class BaselineRow(Value):
-    """A row against the row of an earlier run; ``ratio_median`` above 1 is slower than then."""
+    """A row against the row of an earlier run that asked for the same.
+
+    Attributes:
+        ratio_median: above 1 is slower than then.
+        changes: what the engine made of the request then and now, where that differs, such as the
+            precision that is executed.
+    """
 
     id: str
     baseline_ms: float
@@ -160,6 +167,14 @@ class BaselineRow(Value):
     ci95: tuple[float, float]
     verdict: RatioVerdict
     regressed: bool
+    changes: tuple[str, ...] = ()
+
+
+class UnjudgedRow(Value):
+    """A row that the baseline has alone, or that was measured now alone."""
+
+    id: str
+    only_in: Literal["baseline", "now"]
 
 
 class FailedRow(Value):
@@ -198,6 +213,7 @@ class BenchReport(Value):
     comparisons: tuple[ComparisonRow, ...]
     failed: tuple[FailedRow, ...] = ()
     baseline: tuple[BaselineRow, ...] = ()
+    unjudged: tuple[UnjudgedRow, ...] = ()
     layers: tuple[LayerVerdict, ...] = ()
     harness: HarnessRecord | None = None
     warnings: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ def benchmark(
     baseline: str | Path | None = None,
     max_regression: float = 0.05,
     cross_host: bool = False,
+    fewer_rows: bool = False,
     output_dir: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -85,12 +86,14 @@ def benchmark(
         baseline: an earlier report to judge the rows by.
         max_regression: what a row may be slower by than the baseline.
         cross_host: accept a baseline of another machine.
+        fewer_rows: accept a baseline with rows that are not measured now.
         output_dir: keeps finished rows in ``bench.jsonl``, to go on after an interruption.
         force: measure again what ``output_dir`` has.
         progress: told what happens.
 
     Returns:
-        The report; ``report.baseline`` says which rows regressed.
+        The report; ``report.baseline`` says which rows regressed, ``report.unjudged`` which
+        could not be judged.
 
     Raises:
         VitpeError: see :mod:`vitpe_deploy.errors`.
@@ -125,6 +128,7 @@ def benchmark(
         baseline=None if baseline is None else Path(baseline),
         max_regression=max_regression,
         cross_host=cross_host,
+        fewer_rows=fewer_rows,
         output_dir=None if output_dir is None else Path(output_dir),
         force=force,
         progress=progress,
@@ -171,6 +175,11 @@ def make_options(
             raise UsageError(
                 f"{flag} is for models, these are files", hint="Name a model: vit_tiny_patch16_224."
             )
+    if calibration is not None and not any(word.startswith("int8") for word in file_precisions):
+        raise UsageError(
+            "--calibration is for --precision int8 and int8-weights",
+            hint="Name one of them, or leave --calibration out.",
+        )
     counts = [threads] if isinstance(threads, int) else list(threads or (available_cpus(),))
     schedule = Schedule(
         rounds=rounds,
@@ -217,25 +226,48 @@ def run_planned(
     baseline: Path | None,
     max_regression: float,
     cross_host: bool,
+    fewer_rows: bool,
     output_dir: Path | None,
     force: bool,
     progress: Progress | None,
 ) -> BenchReport:
     """Measure a plan and judge it by a baseline. See :func:`benchmark`."""
-    from vitpe_deploy.bench.baseline import against_baseline, read_report
+    from vitpe_deploy.bench.baseline import against_baseline, not_judged
     from vitpe_deploy.bench.resume import Journal, measured_how
     from vitpe_deploy.bench.run import run_bench
 
-    # read first: nobody wants to hear of a wrong file after the measurement
-    old = None if baseline is None else read_report(baseline)
+    old = read_baseline(baseline, plan, cross_host=cross_host, fewer_rows=fewer_rows)
     journal = None
     if output_dir is not None:
         journal = Journal(output_dir, measured_how(options), fresh=force)
     report = run_bench(options, plan, expected=expected, journal=journal, progress=progress)
     if old is None:
         return report
-    rows = against_baseline(report, old, max_regression, cross_host=cross_host)
-    return report.model_copy(update={"baseline": rows})
+    return report.model_copy(
+        update={
+            "baseline": against_baseline(report, old, max_regression),
+            "unjudged": not_judged(report, old),
+        }
+    )
+
+
+def read_baseline(
+    path: Path | None, plan: Sequence[Group], *, cross_host: bool, fewer_rows: bool
+) -> BenchReport | None:
+    """The earlier report that will judge a plan; nobody wants to hear afterwards that it cannot.
+
+    Raises:
+        ArtifactError: it is missing or something else.
+        UsageError: it is of another machine, or of other rows.
+    """
+    if path is None:
+        return None
+    from vitpe_deploy.bench.baseline import read_report, require_comparable
+
+    old = read_report(path)
+    planned = [row.id for group in plan for row in group]
+    require_comparable(old, planned, cross_host=cross_host, fewer_rows=fewer_rows)
+    return old
 
 
 def parse_seconds(text: str, flag: str = "--min-time") -> float:
@@ -262,4 +294,11 @@ def parse_share(text: str, flag: str = "--max-regression") -> float:
     return float(match[1]) / (100 if match[2] else 1)
 
 
-__all__ = ["benchmark", "make_options", "parse_seconds", "parse_share", "run_planned"]
+__all__ = [
+    "benchmark",
+    "make_options",
+    "parse_seconds",
+    "parse_share",
+    "read_baseline",
+    "run_planned",
+]

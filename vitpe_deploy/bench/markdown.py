@@ -11,6 +11,13 @@ _MANY = 6
 """With more rows than this, comparisons are shown with the first row of their group alone."""
 
 
+UNJUDGED = {
+    "baseline": "was measured for the baseline, and not now",
+    "now": "is measured now, and not in the baseline",
+}
+"""Why a row has no verdict."""
+
+
 def markdown(report: BenchReport) -> str:
     """Host, results, comparisons, baseline, failures and warnings."""
     parts = [_host(report), _results(report.results), _comparisons(report), _baseline(report)]
@@ -141,16 +148,19 @@ def _comparisons(report: BenchReport) -> str:
 
 
 def _baseline(report: BenchReport) -> str:
-    if not report.baseline:
-        return ""
-    lines = ["| row | baseline ms | now/then | 95 % interval | verdict |", "|---|---|---|---|---|"]
+    lines = []
+    if report.baseline:
+        lines += ["| row | baseline ms | now/then | 95 % interval | verdict |",
+                  "|---|---|---|---|---|"]  # fmt: skip
     for row in report.baseline:
         low, high = row.ci95
-        said = "**regressed**" if row.regressed else row.verdict
+        said = "; ".join(["**regressed**" if row.regressed else row.verdict, *row.changes])
         lines.append(
             f"| {row.id} | {row.baseline_ms:.2f} | {row.ratio_median:.3f} "
             f"| {low:.3f} to {high:.3f} | {said} |"
         )
+    lines += [""] if report.baseline and report.unjudged else []
+    lines += [f"- not judged: {row.id}: {UNJUDGED[row.only_in]}" for row in report.unjudged]
     return "\n".join(lines)
 
 

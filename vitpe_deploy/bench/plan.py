@@ -165,7 +165,34 @@ def make_plan(options: BenchOptions) -> tuple[Group, ...]:
                     hint="Name each artifact once, and give files of one name other names.",
                 )
             rows.append(row)
+    _refuse_unused(options, [row for rows in groups.values() for row in rows])
+    if options.layers and all(row.runtime == "torch" for rows in groups.values() for row in rows):
+        raise UsageError(
+            "--layers compares blocks in other engines with PyTorch, and only torch is timed",
+            hint="Name ort or openvino with --runtime too, or leave --layers out.",
+        )
     return tuple(tuple(rows) for rows in groups.values())
+
+
+def _refuse_unused(options: BenchOptions, rows: Sequence[PlannedRow]) -> None:
+    """Every engine, precision and device that was asked for has a row."""
+    for name in map(canonical, options.runtimes):
+        if name not in {row.runtime for row in rows}:
+            raise UsageError(
+                f"--runtime {name} can run none of the files",
+                hint="Leave it out, or export with --format onnx too.",
+            )
+    for precision in options.precisions:
+        if precision not in {row.precision for row in rows}:
+            raise UsageError(
+                f"no row takes --precision {precision}: these engines compute as the file says",
+                hint="Only --runtime openvino can be asked for another precision.",
+            )
+    if options.device not in {row.device for row in rows}:
+        raise UsageError(
+            f"--device {options.device} has no row: torch is timed on the CPU or an XPU",
+            hint="Leave it out, or name ort or openvino with --runtime too.",
+        )
 
 
 def _check(options: BenchOptions) -> None:

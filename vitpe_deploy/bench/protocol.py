@@ -121,3 +121,8 @@ class Judge:
     rtol: float = 1e-4
     atol: float = 0.0
     floor: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """The number that reports show: the most relative error, or the least agreement."""
+        return self.rtol if self.floor is None else self.floor

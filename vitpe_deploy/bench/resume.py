@@ -7,7 +7,7 @@ first line says how and where all of them were measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,18 @@ from pydantic import ValidationError
 from vitpe_deploy.bench.documents import ResultRow
 from vitpe_deploy.bench.host import read_host
 from vitpe_deploy.bench.plan import BenchOptions, Group
+from vitpe_deploy.bench.rows import judge_of
+from vitpe_deploy.bench.sweep import EXPORTS
 from vitpe_deploy.errors import ArtifactError, UsageError
+from vitpe_deploy.fingerprint import fingerprint
 
 NAME = "bench.jsonl"
+REPORTS = ("bench.json", "bench.md")
+"""The finished report, beside the rows: as a document, and to be read."""
+
+WRITTEN = (NAME, *REPORTS, EXPORTS)
+"""Everything that a benchmark writes to the folder of ``--output``."""
+
 SCHEMA = "vitpe.bench-rows/1"
 
 
@@ -31,10 +40,17 @@ def measured_how(options: BenchOptions) -> dict[str, Any]:
         **{f"schedule.{key}": value for key, value in asdict(options.schedule).items()},
         "images": None if options.images is None else str(options.images),
         "labels": None if options.labels is None else str(options.labels),
+        **{f"content of --{name}": hashed for name, hashed in _content(options)},
         "cpu": host.cpu,
         "cores_used": host.cores_used,
         **{f"versions.{name}": version for name, version in host.versions.items()},
     }
+
+
+def _content(options: BenchOptions) -> Iterator[tuple[str, str]]:
+    for name, path in (("images", options.images), ("labels", options.labels)):
+        if path is not None:
+            yield name, fingerprint(path)[:16]
 
 
 class Journal:
@@ -102,11 +118,14 @@ class Journal:
         )
 
     def rows(self, group: Group, sha256: Mapping[Path, str]) -> list[ResultRow] | None:
-        """The rows of a group when all of them are there, made from the same files."""
+        """The rows of a group when all of them are there, of the same files and limits."""
         found: list[ResultRow] = []
         for planned in group:
             row = self._rows.get(planned.id)
             if row is None or row.sha256 != sha256[planned.artifact.path]:
+                return None
+            limit = judge_of(planned.artifact.manifest).limit
+            if row.agreement is not None and row.agreement.limit != limit:
                 return None
             found.append(row)
         return found or None

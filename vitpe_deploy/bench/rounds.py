@@ -148,6 +148,7 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
+    place: int
     taken: _Taken
     child: Child
     runs: int
@@ -165,8 +166,8 @@ def measure(
     Args:
         candidates: at least one; comparisons are with the first.
         schedule: how long.
-        on_error: told of a candidate that does not load or run, which is then left out; without
-            it the error is raised.
+        on_error: told of a candidate that does not load or run, or ends between rounds, which is
+            then left out; without it the error is raised.
         on_round: told the number of the round that starts, and of all rounds.
 
     Returns:
@@ -175,6 +176,13 @@ def measure(
     """
     order = np.random.default_rng(schedule.seed)
     taken: dict[int, _Taken] = {}
+
+    def lost(place: int, error: VitpeError) -> None:
+        if on_error is None:
+            raise error
+        taken.pop(place, None)
+        on_error(candidates[place], error)
+
     active, start, done, total = list(range(len(candidates))), 0, 0, schedule.rounds
     while active and done < total:
         longer = total > schedule.rounds
@@ -184,32 +192,37 @@ def measure(
             # Who is started first has the emptier machine: they take turns at that.
             for place in active if start % 2 == 0 else active[::-1]:
                 try:
-                    running.append(_start(stack, candidates[place], schedule, taken.get(place)))
-                    taken[place] = running[-1].taken
+                    started = _start(stack, candidates[place], place, schedule, taken.get(place))
                 except VitpeError as error:
-                    if on_error is None:
-                        raise
-                    taken.pop(place, None)
-                    on_error(candidates[place], error)
-            for _ in range(rounds if running else 0):
+                    lost(place, error)
+                else:
+                    running.append(started)
+                    taken[place] = started.taken
+            for _ in range(rounds):
+                if not running:
+                    break
                 if on_round is not None:
                     on_round(done, total)
                 for which in order.permutation(len(running)):
                     one = running[which]
-                    one.taken.rounds.append(tuple(_round(one, schedule)))
+                    try:
+                        one.taken.rounds.append(tuple(_round(one, schedule)))
+                    except VitpeError as error:
+                        lost(one.place, error)
+                running = [one for one in running if one.place in taken]
                 done += 1
             for one in running:
                 _keep(one, rounds)
         active = [place for place in active if place in taken]
         start += 1
-        if done == total and total < (schedule.max_rounds or 0):
+        if active and done == total and total < (schedule.max_rounds or 0):
             active = undecided({place: taken[place].measured for place in active})
             total = min(schedule.max_rounds or 0, total + schedule.rounds)
     return [taken[place].measured for place in sorted(taken)]
 
 
 def _start(
-    stack: ExitStack, candidate: Candidate, schedule: Schedule, before: _Taken | None
+    stack: ExitStack, candidate: Candidate, place: int, schedule: Schedule, before: _Taken | None
 ) -> _Running:
     """A process of a candidate; what it answers is judged once."""
     child = stack.enter_context(Child(candidate.spec, candidate.command))
@@ -221,7 +234,7 @@ def _start(
     if child.loaded is None:
         raise RuntimeError("the child was not loaded")
     taken = before or _Taken(candidate, child.loaded, warmed, agreement, classes)
-    return _Running(taken, child, schedule.runs_per_round(taken.warmed.median_ms))
+    return _Running(place, taken, child, schedule.runs_per_round(taken.warmed.median_ms))
 
 
 def _keep(one: _Running, rounds: int) -> None:

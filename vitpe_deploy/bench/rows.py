@@ -48,9 +48,14 @@ class Known:
 
     @property
     def judge(self) -> Judge:
-        """When outputs agree: as at export."""
-        given = self.manifest.tolerance
-        return Judge(given.get("rtol", 1e-4), given.get("atol", 0.0), self.manifest.min_agreement)
+        """See :func:`judge_of`."""
+        return judge_of(self.manifest)
+
+
+def judge_of(manifest: Manifest) -> Judge:
+    """When outputs agree: as at export."""
+    given = manifest.tolerance
+    return Judge(given.get("rtol", 1e-4), given.get("atol", 0.0), manifest.min_agreement)
 
 
 def result_row(row: PlannedRow, found: Measured, known: Known) -> ResultRow:

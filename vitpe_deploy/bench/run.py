@@ -74,7 +74,11 @@ def run_bench(
         failed=tuple(run.failed),
         layers=layers,
         harness=run.harness,
-        warnings=(*host.warnings(max(options.threads)), *host.read_throttle().since(before)),
+        warnings=(
+            *host.warnings(max(options.threads)),
+            *host.read_throttle().since(before),
+            *run.warnings,
+        ),
     )
 
 
@@ -113,6 +117,7 @@ class _Run:
         self.rows: list[ResultRow] = []
         self.failed: list[FailedRow] = []
         self.errors: list[VitpeError] = []
+        self.warnings: list[str] = []
         self.harness: HarnessRecord | None = None
         self._references: dict[Path, Reference] = {}
         self._sha256: dict[Path, str] = {}
@@ -148,6 +153,9 @@ class _Run:
             except VitpeError as error:
                 self._peaks[threads] = None
                 self.shown.line(error.message)
+                self.warnings.append(
+                    f"the GEMM peak with {threads} threads is not known: {error.message}"
+                )
         self.harness = measure_harness()
         peak = self._peaks[self.options.threads[0]]
         said = "" if peak is None else f"fp32 GEMM peak {peak:.0f} GFLOP/s"
@@ -255,7 +263,8 @@ class _Run:
             )
             found += verdicts
             if problem is not None:
-                self.shown.note(f"{path.name}: layers not compared: {problem}")
+                self.warnings.append(f"{path.name}: layers not compared: {problem}")
+                self.shown.note(self.warnings[-1])
         return tuple(found)
 
     def host_record(self) -> HostRecord:

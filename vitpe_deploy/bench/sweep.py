@@ -1,7 +1,9 @@
 """Models in place of files: what a sweep over encodings, precisions and sizes has to export first.
 
 Exports run as commands of their own, so that this process and the timed ones stay free of torch.
-Files go to one folder; those that are there already and say that they are the same are kept.
+Files go to folders that are named by everything that they are made from: the command, the content
+of what it reads, and the versions of the packages at work. Nothing else is written there, so that
+no file of another origin is ever timed in their place, or replaced by them.
 """
 
 from __future__ import annotations
@@ -14,10 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitpe_deploy import errors
-from vitpe_deploy.errors import UsageError, VitpeError
-from vitpe_deploy.manifest import Manifest, manifest_path, read_manifest
+from vitpe_deploy import __version__, errors
+from vitpe_deploy.errors import ArtifactError, UsageError, VitpeError
+from vitpe_deploy.files import sha256_of
+from vitpe_deploy.fingerprint import digest, inputs_of
+from vitpe_deploy.manifest import Manifest, read_manifest
 from vitpe_deploy.request import Resolution
+from vitpe_deploy.versions import BOUNDS, installed
+
+EXPORTS = "bench-exports"
+"""Folder below that of a sweep, which holds nothing but its exports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class Sweep:
         precisions: number formats of the files: fp32, fp16, int8, int8-weights.
         kwargs: ``KEY=VALUE`` options of the constructors.
         calibration: data that int8 is made with.
-        folder: where the files go.
+        folder: what they are exported below, see :data:`EXPORTS`.
     """
 
     models: tuple[str, ...] = ()
@@ -43,30 +51,32 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class PlannedExport:
-    """One static file of a sweep; ``sizes`` are those that one command exports together."""
+    """One static file of a sweep; ``together`` are all files that one command can export."""
 
     path: Path
     model: str
     encoding: str | None
-    precision: str
     size: Resolution
-    sizes: tuple[Resolution, ...]
     batch: int
     kwargs: tuple[str, ...]
-    calibration: str | None
+    flags: tuple[str, ...]
+    together: tuple[tuple[Path, Resolution], ...]
 
     def command(self) -> list[str]:
-        """The flags of ``vitpe-export``. Files are compared where they are timed, not here."""
+        """The flags of ``vitpe-export``, for those of ``together`` that are not there yet.
+
+        Files are compared where they are timed, not here.
+        """
+        missing = [size for path, size in self.together if _kept(path) is None]
         return [
-            *_flags(self.model, self.encoding, self.precision, self.kwargs, self.calibration),
-            *(word for size in self.sizes for word in ("--res", str(size))),
-            "--batch", str(self.batch), "--no-verify", "-o", str(self.path.parent),
-        ]  # fmt: skip
+            *self.flags,
+            *(word for size in missing for word in ("--res", str(size))),
+            "-o",
+            str(self.path.parent),
+        ]
 
     def carry_out(self) -> None:
-        """Write the file with those of the other sizes, over files of another request.
-
-        Does nothing when it is there by now.
+        """Write the file with the others that are missing; nothing when it is there by now.
 
         Raises:
             VitpeError: what the command said.
@@ -75,18 +85,8 @@ class PlannedExport:
             ask_export([*self.command(), "--force"])
 
     def kept(self) -> Manifest | None:
-        """The manifest of the file when it is there and was made by this very request."""
-        if not self.path.is_file() or not manifest_path(self.path).is_file():
-            return None
-        found = read_manifest(self.path)
-        source = found.source
-        same = source is not None and (
-            (source.model, found.precision, found.calibration, source.weights, source.seed)
-            == (self.model, self.precision, self.calibration, None, 0)
-            and source.encoding == self.encoding
-            and sorted(f"{k}={v}" for k, v in source.kwargs.items()) == sorted(self.kwargs)
-        )
-        return found if same else None
+        """The manifest of the file when it is there, whole and as it was exported."""
+        return _kept(self.path)
 
     def gflops(self, size: Resolution, batch: int) -> float | None:
         """Operations before there is a graph, of reference ViTs; None for other models.
@@ -111,6 +111,14 @@ class PlannedExport:
         return batch * config.depth * (linear + 4 * tokens**2 * width) / 1e9
 
 
+def _kept(path: Path) -> Manifest | None:
+    try:
+        found = read_manifest(path)
+    except ArtifactError:
+        return None
+    return found if found.sha256 == sha256_of(path) else None
+
+
 def _flags(
     model: str, encoding: str | None, precision: str, kwargs: Sequence[str], calibration: str | None
 ) -> list[str]:
@@ -118,6 +126,13 @@ def _flags(
     flags += [] if encoding is None else ["--pe", encoding]
     flags += [word for pair in kwargs for word in ("--model-kwarg", pair)]
     return flags + ([] if calibration is None else ["--calibration", calibration])
+
+
+def _home(folder: Path, flags: Sequence[str]) -> Path:
+    """Where files of one request go; sizes are not part of it, they stand in the files' names."""
+    versions = [f"{name} {installed(name)}" for name in BOUNDS]
+    read = [word for pair in inputs_of(flags).items() for word in pair]
+    return folder / EXPORTS / digest([__version__, *versions, *flags, *read])[:16]
 
 
 def plan_exports(
@@ -138,21 +153,20 @@ def plan_exports(
                         hint="Give a folder of pictures, or random.",
                     )
                 for batch in batches or (1,):
-                    flags = _flags(model, encoding, precision, sweep.kwargs, calibration)
-                    flags += [word for size in sizes for word in ("--res", str(size))]
-                    flags += ["--batch", str(batch), "-o", str(sweep.folder)]
-                    plan = ask_export([*flags, "--no-verify", "--force", "--dry-run"])
-                    for file in plan["files"]:
+                    flags = [
+                        *_flags(model, encoding, precision, sweep.kwargs, calibration),
+                        *("--batch", str(batch), "--no-verify"),
+                    ]
+                    home = _home(sweep.folder, flags)
+                    wanted = [word for size in sizes for word in ("--res", str(size))]
+                    plan = ask_export([*flags, *wanted, "-o", str(home), "--force", "--dry-run"])
+                    files = tuple(
+                        (Path(file["paths"][0]), Resolution(*file["resolution"]))
+                        for file in plan["files"]
+                    )
+                    for path, size in files:
                         yield PlannedExport(
-                            path=Path(file["paths"][0]),
-                            model=model,
-                            encoding=encoding,
-                            precision=precision,
-                            size=Resolution(*file["resolution"]),
-                            sizes=tuple(Resolution(*f["resolution"]) for f in plan["files"]),
-                            batch=batch,
-                            kwargs=sweep.kwargs,
-                            calibration=calibration,
+                            path, model, encoding, size, batch, sweep.kwargs, tuple(flags), files
                         )
 
 

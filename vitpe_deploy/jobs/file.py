@@ -59,6 +59,10 @@ class Job:
         """Whether the job itself gives a flag."""
         return f"--{flag}" in self.argv
 
+    def value(self, flag: str) -> str | None:
+        """What the job gives for a flag; None when it does not."""
+        return self.argv[self.argv.index(f"--{flag}") + 1] if self.has(flag) else None
+
 
 def read_jobs(path: Path, flags: Sequence[Flag], *, many: bool) -> tuple[Job, ...]:
     """All jobs of a file, lists multiplied out.

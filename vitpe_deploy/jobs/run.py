@@ -2,31 +2,33 @@
 
 A job that fails, or crashes, or is killed for its memory does not stop the others. Finished jobs
 stand in ``jobs.jsonl`` of the output folder, one line each, and are kept when the same jobs run
-again and their files are still those that were written.
+again, what they read has not changed, and their files are still those that were written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vitpe_deploy import __version__
-from vitpe_deploy.errors import ArtifactError, InternalError
+from vitpe_deploy.bench.resume import WRITTEN
+from vitpe_deploy.errors import ArtifactError, InternalError, UsageError
 from vitpe_deploy.files import sha256_of
+from vitpe_deploy.fingerprint import digest, inputs_of
 from vitpe_deploy.jobs.file import Job
 from vitpe_deploy.progress import Progress
 
 JOURNAL = "jobs.jsonl"
+SUMMARIES = ("jobs.json", "jobs.md")
 
-WORST_FIRST = (1, 2, 3, 4)
-"""Nothing was made, before refused, before made but wrong, before right but slower."""
+Inputs: TypeAlias = Mapping[str, str]
+"""Words of a job that name something on the disk, with the hash of what was there."""
 
 _FINISHED = (0, 3, 4)
 _PATIENCE_S = 30.0
@@ -46,14 +48,6 @@ class Done:
     def error(self) -> dict[str, Any] | None:
         """What it ended with in place of a report."""
         return self.document if self.document.get("schema") == "vitpe.error/1" else None
-
-
-def worst(codes: Sequence[int]) -> int:
-    """The exit code of several jobs, see :data:`WORST_FIRST`; others stand above all of them."""
-    bad = [code for code in codes if code]
-    if not bad:
-        return 0
-    return min(bad, key=lambda code: WORST_FIRST.index(code) if code in WORST_FIRST else -1)
 
 
 class Runner:
@@ -81,16 +75,27 @@ class Runner:
         self._finished = {} if fresh else self._read()
 
     def run(self, jobs: Sequence[Job], progress: Progress) -> list[Done]:
-        """All jobs, in the order of the file."""
+        """All jobs, in the order of the file.
+
+        Raises:
+            UsageError: two benchmarks would write their reports to one folder.
+        """
+        if self._command != "export":
+            self._refuse_shared(jobs)
         found = []
+        own = [path for job in jobs for path in self._written_by(job)]
         for number, job in enumerate(jobs, 1):
             progress.note(f"job {number} of {len(jobs)}: {job.name}")
-            kept = self._kept(job)
+            read = {} if self._dry_run else inputs_of(_readable(job), apart_from=own)
+            kept = self._kept(job, read)
             if kept is not None:
                 progress.note(f"job {job.name}: kept from an earlier run")
                 found.append(kept)
                 continue
+            for word in self._changed(job, read):
+                progress.note(f"job {job.name}: {word} has changed since it was finished")
             done = self._carry_out(job)
+            self._remember(done, read)
             if done.error is not None:
                 progress.note(f"job {job.name}: error: {done.error['message']}")
             found.append(done)
@@ -99,6 +104,15 @@ class Runner:
     def folder_of(self, job: Job) -> Path:
         """Exports share a folder; every benchmark has its own, for its rows."""
         return self._folder if self._command == "export" else self._folder / job.name
+
+    def _refuse_shared(self, jobs: Sequence[Job]) -> None:
+        folders = [Path(job.value("output") or self.folder_of(job)) for job in jobs]
+        for job, folder in zip(jobs, folders, strict=True):
+            if folders.count(folder) > 1:
+                raise UsageError(
+                    f"job {job.name} and another one write their reports to {folder}",
+                    hint="Leave output out: every job then has a folder of its own.",
+                )
 
     def _line(self, job: Job) -> list[str]:
         line = [*job.argv]
@@ -132,28 +146,44 @@ class Runner:
             what = f"signal {-code}" if code < 0 else f"exit code {code}"
             error = InternalError(f"{self._command} ended without a word ({what})")
             document, code = error.as_document(), 1
-        done = Done(job, code, document, time.monotonic() - start)
-        self._remember(done)
-        return done
+        return Done(job, code, document, time.monotonic() - start)
 
-    def _key(self, job: Job) -> str:
-        said = json.dumps([__version__, self._command, *job.argv, str(self.folder_of(job))])
-        return hashlib.sha256(said.encode()).hexdigest()
+    def _written_by(self, job: Job) -> Iterator[Path]:
+        """What must not count as read, because the jobs themselves write it."""
+        given = job.value("output")
+        folder = self.folder_of(job) if given is None else Path(given)
+        if self._command == "export":
+            yield folder
+        else:
+            yield from (folder / name for name in WRITTEN)
+        yield from (self._folder / name for name in (JOURNAL, *SUMMARIES))
 
-    def _kept(self, job: Job) -> Done | None:
-        entry = None if self._dry_run else self._finished.get(self._key(job))
+    def _key(self, job: Job, read: Inputs) -> str:
+        folder = str(self.folder_of(job))
+        words = [word for pair in sorted(read.items()) for word in pair]
+        return digest([__version__, self._command, *job.argv, folder, *words])
+
+    def _changed(self, job: Job, read: Inputs) -> list[str]:
+        """The words of a job whose files are others than when it was last finished."""
+        before = [e for e in self._finished.values() if e["name"] == job.name and "inputs" in e]
+        known = before[-1]["inputs"] if before else {}
+        return [word for word in read if word in known and known[word] != read[word]]
+
+    def _kept(self, job: Job, read: Inputs) -> Done | None:
+        entry = None if self._dry_run else self._finished.get(self._key(job, read))
         if entry is None or not intact(entry["document"]):
             return None
         done = Done(job, entry["exit_code"], entry["document"], entry["seconds"])
         return replace(done, kept=True)
 
-    def _remember(self, done: Done) -> None:
+    def _remember(self, done: Done, read: Inputs) -> None:
         if self._dry_run or done.exit_code not in _FINISHED:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         line = {
-            "key": self._key(done.job),
+            "key": self._key(done.job, read),
             "name": done.job.name,
+            "inputs": dict(read),
             "exit_code": done.exit_code,
             "seconds": done.seconds,
             "document": done.document,
@@ -182,6 +212,13 @@ class Runner:
         if not self._dry_run:
             self._journal.write_text("".join(good), encoding="utf-8")
         return found
+
+
+def _readable(job: Job) -> Iterator[str]:
+    """The words of a job without the folder that it writes to."""
+    for before, word in zip(("", *job.argv), job.argv, strict=False):
+        if before != "--output":
+            yield word
 
 
 def intact(document: dict[str, Any]) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitpe_deploy.bench.documents import BenchReport
-from vitpe_deploy.jobs.run import Done, worst
+from vitpe_deploy.bench.documents import BenchReport, FailedRow
+from vitpe_deploy.exit_codes import worst
+from vitpe_deploy.jobs.run import Done
 
 _SAID = {0: "ok", 1: "FAILED", 2: "REFUSED", 3: "WRONG", 4: "SLOWER"}
 
@@ -109,7 +110,8 @@ def plans(command: str, jobs: Sequence[Done]) -> str:
 def merged(jobs: Sequence[Done]) -> BenchReport | None:
     """The benchmarks of all jobs as one report; rows carry the names of their jobs.
 
-    Gives None when no job has a report. Machine and harness are those of the first.
+    A job without a report is a failed row. Gives None when no job has one. Machine and harness are
+    those of the first.
     """
     reports = [
         (done.job.name, BenchReport.model_validate(done.document))
@@ -119,7 +121,17 @@ def merged(jobs: Sequence[Done]) -> BenchReport | None:
     if not reports:
         return None
     first = reports[0][1]
-    results, comparisons, failed, baseline = [], [], [], []
+    results, comparisons, baseline, unjudged = [], [], [], []
+    failed = [
+        FailedRow(
+            id=done.job.name,
+            kind=str(done.error.get("kind", "failed")),
+            message=str(done.error.get("message", "")),
+            hint=str(done.error.get("hint", "")),
+        )
+        for done in jobs
+        if done.error is not None
+    ]
     for name, report in reports:
         results += [r.model_copy(update={"id": f"{name}: {r.id}"}) for r in report.results]
         comparisons += [
@@ -128,12 +140,14 @@ def merged(jobs: Sequence[Done]) -> BenchReport | None:
         ]
         failed += [f.model_copy(update={"id": f"{name}: {f.id}"}) for f in report.failed]
         baseline += [b.model_copy(update={"id": f"{name}: {b.id}"}) for b in report.baseline]
+        unjudged += [u.model_copy(update={"id": f"{name}: {u.id}"}) for u in report.unjudged]
     return first.model_copy(
         update={
             "results": tuple(results),
             "comparisons": tuple(comparisons),
             "failed": tuple(failed),
             "baseline": tuple(baseline),
+            "unjudged": tuple(unjudged),
             "layers": tuple(v for _, report in reports for v in report.layers),
             "warnings": tuple(dict.fromkeys(w for _, report in reports for w in report.warnings)),
         }

@@ -17,7 +17,7 @@ from vitpe_deploy.layouts import layout_of
 from vitpe_deploy.layouts.base import VERSION, ServedModel
 from vitpe_deploy.manifest import SUFFIX, Manifest, manifest_path, read_manifest
 from vitpe_deploy.request import ExportRequest
-from vitpe_deploy.results import ExportReport
+from vitpe_deploy.results import ExportReport, renamed
 
 
 def check_layout(request: ExportRequest, paths: Iterable[Path]) -> None:
@@ -63,11 +63,15 @@ def lay_out(request: ExportRequest, report: ExportReport) -> ExportReport:
     moved: set[str] = set()
     with StagedFiles(folder) as staging:
         for path, manifest in manifests.items():
-            for name in (*manifest.files, manifest_path(path).name):
+            home = layout.place(manifest.files[0]).parent
+            for name in manifest.files:
                 # A data file that several models share lies in the folder of each.
-                home = layout.place(manifest.files[0]).parent / name
-                _link(folder / name, staging.path(str(home)))
-                moved.add(name)
+                _link(folder / name, staging.path(str(home / name)))
+            # Inside a manifest the file has no folder, so that it can go on being moved.
+            named = renamed(manifest, {str(path): path.name})
+            beside = manifest_path(path).name
+            staging.path(str(home / beside)).write_text(named.as_json(), encoding="utf-8")
+            moved.update((*manifest.files, beside))
         models = {m.name: m for m in map(ServedModel.of, manifests.values())}
         known = _served(folder) | models
         for place, text in layout.texts([known[name] for name in sorted(known)]).items():
@@ -76,7 +80,8 @@ def lay_out(request: ExportRequest, report: ExportReport) -> ExportReport:
         staging.commit()
     for name in {*moved, *report.indexes}:
         (folder / Path(name).name).unlink()
-    return _renamed(report, {str(p): str(folder / layout.place(p.name)) for p in artifacts})
+    final = {str(p): str(folder / layout.place(p.name)) for p in artifacts}
+    return renamed(report, final).model_copy(update={"indexes": ()})
 
 
 def _link(source: Path, target: Path) -> None:
@@ -97,25 +102,3 @@ def _served(folder: Path) -> dict[str, ServedModel]:
         if model.name == path.parents[1].name:
             found[model.name] = model
     return found
-
-
-def _renamed(report: ExportReport, places: dict[str, str]) -> ExportReport:
-    """The report with the final path of each artifact."""
-
-    def renamed(value: str) -> str:
-        return places.get(value, value)
-
-    return report.model_copy(
-        update={
-            "artifacts": tuple(
-                a.model_copy(update={"path": renamed(a.path)}) for a in report.artifacts
-            ),
-            "parity": tuple(
-                r.model_copy(update={"artifact": renamed(r.artifact)}) for r in report.parity
-            ),
-            "layers": tuple(
-                v.model_copy(update={"artifact": renamed(v.artifact)}) for v in report.layers
-            ),
-            "indexes": (),
-        }
-    )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitpe_deploy.bench.documents import BenchReport, ResultRow
-from vitpe_deploy.bench.markdown import shown_comparisons
+from vitpe_deploy.bench.markdown import UNJUDGED, shown_comparisons
+from vitpe_deploy.bench.outcome import is_wrong
 from vitpe_deploy.report.names import group_name, short_names
-from vitpe_deploy.report.verdict import is_wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,22 @@ def baseline(report: BenchReport) -> Table:
                 _number(row.ratio_median, ".3f"),
                 Cell(f"{row.ci95[0]:.3f} to {row.ci95[1]:.3f}", row.ci95[0]),
                 Cell(
-                    "REGRESSED" if row.regressed else row.verdict,
+                    "; ".join(["REGRESSED" if row.regressed else row.verdict, *row.changes]),
                     None,
                     "wrong" if row.regressed else "",
                 ),
             )
             for row in report.baseline
+        ]
+        + [
+            (
+                Cell(row.id),
+                Cell(""),
+                Cell(""),
+                Cell(""),
+                Cell(f"not judged: {UNJUDGED[row.only_in]}"),
+            )
+            for row in report.unjudged
         ],
         (),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from vitpe_deploy.bench.documents import BenchReport, ResultRow
+from vitpe_deploy.bench.outcome import count_of_rows, is_wrong, problems
 from vitpe_deploy.report.names import groups, short_names
 
 State: TypeAlias = Literal["good", "look", "wrong", "unknown"]
@@ -43,31 +44,18 @@ class Verdict:
     detail: str
 
 
-def is_wrong(row: ResultRow) -> bool:
-    """Whether the row was compared and does not agree."""
-    return row.agreement is not None and not row.agreement.passed
-
-
 def verdict(report: BenchReport) -> Verdict:
-    """Wrong rows first, then regressions, then what was lost, then the fastest right row."""
+    """All trouble in the order of the exit codes, or what is not known; the fastest right row."""
     rows = report.results
-    wrong = [row for row in rows if is_wrong(row)]
     detail = _fastest(rows)
-    if wrong:
-        whole = f"{len(wrong)} of {_rows(len(rows))} "
-        said = "does not agree" if len(wrong) == 1 else "do not agree"
-        return Verdict("wrong", f"{whole}{said} with PyTorch", detail)
-    regressed = [row for row in report.baseline if row.regressed]
-    if regressed:
-        said = f"{_rows(len(regressed))} slower than the baseline allows"
-        return Verdict("wrong", said, detail)
-    if report.failed:
-        return Verdict("wrong", f"{_rows(len(report.failed))} did not run", detail)
+    found = problems(report)
+    if found:
+        return Verdict("wrong", "; ".join(problem.text for problem in found), detail)
     unknown = sum(row.agreement is None for row in rows)
     if unknown:
-        said = f"{unknown} of {_rows(len(rows))} could not be compared with PyTorch"
+        said = f"{unknown} of {count_of_rows(len(rows))} could not be compared with PyTorch"
         return Verdict("look", said, detail)
-    return Verdict("good", f"All {_rows(len(rows))} agree with PyTorch", detail)
+    return Verdict("good", f"All {count_of_rows(len(rows))} agree with PyTorch", detail)
 
 
 def checklist(report: BenchReport) -> tuple[Check, ...]:
@@ -94,7 +82,7 @@ def _checks(report: BenchReport) -> Iterator[Check]:
         "look" if other or ignored else "good",
         "What was asked for is what is executed",
         f"{executed} executed"
-        + (f"; {_rows(other + ignored)} asked for another" if other + ignored else ""),
+        + (f"; {count_of_rows(other + ignored)} asked for another" if other + ignored else ""),
     )
     yield _decided(report)
     doubtful = sum(bool(_about_timing(row)) for row in rows)
@@ -103,15 +91,24 @@ def _checks(report: BenchReport) -> Iterator[Check]:
         "The machine was quiet and steady",
         report.warnings[0]
         if report.warnings
-        else (f"{_rows(doubtful)} with warnings" if doubtful else "no warnings"),
+        else (f"{count_of_rows(doubtful)} with warnings" if doubtful else "no warnings"),
     )
     yield _overhead(report)
-    if report.baseline:
-        bad = sum(row.regressed for row in report.baseline)
+    if report.layers:
+        bad = sum(found.first_failing_block is not None for found in report.layers)
         yield Check(
             "wrong" if bad else "good",
+            "Every block agrees with PyTorch",
+            f"{len(report.layers) - bad} of {len(report.layers)} files in engines",
+        )
+    if report.baseline or report.unjudged:
+        bad = sum(row.regressed for row in report.baseline)
+        left_out = len(report.unjudged)
+        yield Check(
+            "wrong" if bad else "look" if left_out else "good",
             "Not slower than the baseline",
-            f"{len(report.baseline) - bad} of {_rows(len(report.baseline))}",
+            f"{len(report.baseline) - bad} of {count_of_rows(len(report.baseline))}"
+            + (f"; {count_of_rows(left_out)} not judged" if left_out else ""),
         )
 
 
@@ -167,7 +164,3 @@ def _fastest(rows: Sequence[ResultRow]) -> str:
         return ""
     shown = "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
     return f"Fastest that is not wrong: {shown}"
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" if count == 1 else f"{count} rows"
