@@ -98,7 +98,7 @@ def export(
         resolution: one size or several, in pixels, height first; the native size for None.
         buckets: sizes of static files that share one weights file, in place of ``resolution``.
         dynamic: which dimensions stay symbolic: none, batch, size, all.
-        size_range: bounds in pixels of a dynamic file: low, high, step.
+        size_range: bounds in pixels of a dynamic file of pictures: low, high, step.
         batch: batch of a file whose batch is not symbolic.
         encoding: positional encoding of a reference model.
         weights: safetensors or state dict of the model's training size.

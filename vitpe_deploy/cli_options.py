@@ -121,7 +121,8 @@ ResRange: TypeAlias = Annotated[
         SIZE,
         "RANGE",
         "--res-range",
-        text="Bounds of a dynamic size, LOW:HIGH:STEP in pixels. Example: --res-range 224:1024:32",
+        text="Bounds of a dynamic size of pictures, LOW:HIGH:STEP in pixels; it is verified at "
+        "several sizes inside. Example: --res-range 224:1024:32",
     ),
 ]
 Batch: TypeAlias = Annotated[
