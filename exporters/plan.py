@@ -123,7 +123,7 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
         UnsupportedError: refused with the reason.
     """
     symbolic_size = facts.input.has_symbolic_size(request.dynamic)
-    _check_flags(request, symbolic_size=symbolic_size)
+    check_flags(request, symbolic_size=symbolic_size)
     if request.pixel_order is not None:
         _check_pixels(request, facts, request.pixel_order)
     check_precision(request, facts.input)
@@ -138,7 +138,17 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
     return Plan(outputs, graphs, limits, _bucket_files(request, facts))
 
 
-def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
+def check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
+    """Refuse what contradicts itself, whatever the model is.
+
+    Args:
+        request: what is asked for.
+        symbolic_size: whether the file that it gives has a symbolic size.
+
+    Raises:
+        UsageError: flags that contradict each other.
+        UnsupportedError: an opset that is not traced.
+    """
     if request.opset not in OPSETS:
         low, high = OPSETS[0], OPSETS[-1]
         raise UnsupportedError(
