@@ -52,7 +52,7 @@ def export(
     *,
     buckets: Size | Sequence[Size] | None = None,
     dynamic: str = "none",
-    size_range: str | tuple[int, int, int] | None = None,
+    size_range: str | tuple[int, ...] | None = None,
     batch: int = 1,
     encoding: str | None = None,
     weights: str | Path | None = None,
@@ -95,10 +95,12 @@ def export(
     Args:
         model: a MODEL string or the path of a file, or an ``nn.Module`` that takes pixel values
             [B, C, H, W].
-        resolution: one size or several, in pixels, height first; the native size for None.
-        buckets: sizes of static files that share one weights file, in place of ``resolution``.
+        resolution: one size or several, in pixels, height first; the native size for None. A tuple
+            of two integers is one size, ``(height, width)``.
+        buckets: sizes of static files that share one weights file, in place of ``resolution``;
+            every item is a size, so ``(224, 384)`` is 224x224 and 384x384.
         dynamic: which dimensions stay symbolic: none, batch, size, all.
-        size_range: bounds in pixels of a dynamic file of pictures: low, high, step.
+        size_range: bounds in pixels of a dynamic file of pictures: low, high, and step or 1.
         batch: batch of a file whose batch is not symbolic.
         encoding: positional encoding of a reference model.
         weights: safetensors or state dict of the model's training size.
@@ -528,7 +530,7 @@ def _verify_options(
 
     tolerance(0.0 if rtol is None else rtol, 0.0 if atol is None else atol)
     return VerifyOptions(
-        resolutions=tuple(Resolution.from_any(s) for s in resolutions),
+        resolutions=Resolution.several(resolutions),
         runtimes=None if runtimes is None else tuple(dict.fromkeys(map(_engine, runtimes))),
         device=device,
         images=None if images is None else Path(images),
