@@ -29,8 +29,6 @@ from vitpe_deploy.sources.base import LengthRule, ModelFacts
 OPERATORS_SUFFIX = ".required_operators.config"
 """Of the list that a minimal build of ONNX Runtime is made from, beside an ``.ort``."""
 
-_SUFFIXES = {Format.ONNX: ".onnx", Format.OPENVINO: ".xml", Format.ORT: ".ort"}
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
@@ -53,7 +51,7 @@ class PlannedGraph:
     def file_name(self, kind: Format, target: Target) -> str:
         """Name of the main file of one format."""
         suffix = "" if kind is Format.OPENVINO or target is Target.ORT else f"-{target}"
-        return f"{self.stem}{suffix}{_SUFFIXES[kind]}"
+        return f"{self.stem}{suffix}{kind.suffix}"
 
     def file_names(self, kind: Format, target: Target) -> tuple[str, ...]:
         """The main file of one format, what lies beside it, and its manifest."""
@@ -82,11 +80,6 @@ class Plan:
         if request.pixel_order is None:
             return facts.input
         return pixel_input(facts.input, request.pixel_order)
-
-    @property
-    def groups(self) -> tuple[tuple[PlannedGraph, ...], ...]:
-        """Graphs whose files appear at once: all buckets, else each by itself."""
-        return (self.graphs,) if self.buckets else tuple((graph,) for graph in self.graphs)
 
     def paths(self, request: ExportRequest) -> Iterator[Path]:
         """Every file that will be there, except weights that are too large for one ONNX file."""

@@ -148,6 +148,11 @@ class Format(_Choice):
     ORT = "ort"
 
     @property
+    def suffix(self) -> str:
+        """Of the main file, with its dot."""
+        return ".xml" if self is Format.OPENVINO else f".{self}"
+
+    @property
     def engines(self) -> tuple[str, ...]:
         """Runtimes that read such files."""
         if self is Format.ONNX:

@@ -275,7 +275,7 @@ class _Respelling:
         )
         passes = tuple(
             PassRecord(
-                artifact=manifest.files[0],
+                artifact=path,
                 name=run.name,
                 changed=run.outcome.changed,
                 refused=tuple(run.outcome.refused),

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.files import StagedFiles, refuse_existing
@@ -105,17 +106,16 @@ def _renamed(report: ExportReport, places: dict[str, str]) -> ExportReport:
     def renamed(value: str) -> str:
         return places.get(value, value)
 
+    def moved(rows: Iterable[Any], key: str = "artifact") -> tuple[Any, ...]:
+        return tuple(row.model_copy(update={key: renamed(getattr(row, key))}) for row in rows)
+
     return report.model_copy(
         update={
-            "artifacts": tuple(
-                a.model_copy(update={"path": renamed(a.path)}) for a in report.artifacts
-            ),
-            "parity": tuple(
-                r.model_copy(update={"artifact": renamed(r.artifact)}) for r in report.parity
-            ),
-            "layers": tuple(
-                v.model_copy(update={"artifact": renamed(v.artifact)}) for v in report.layers
-            ),
+            "artifacts": moved(report.artifacts, "path"),
+            "parity": moved(report.parity),
+            "layers": moved(report.layers),
+            "passes": moved(report.passes),
+            "candidates": moved(report.candidates),
             "indexes": (),
         }
     )
