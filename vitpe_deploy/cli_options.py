@@ -46,8 +46,9 @@ ModelName: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A reference model, timm:NAME, hf:DIR_OR_ID, torchvision:NAME, py:MODULE:CALLABLE, "
-        "the path of an .onnx file, or of a jobs file (.toml).",
+        help="A reference model (digits-<encoding> are small trained ones), timm:NAME, "
+        "hf:DIR_OR_ID, torchvision:NAME, open_clip:NAME, py:MODULE:CALLABLE, the path of an .onnx "
+        "file, or of a jobs file (.toml).",
     ),
 ]
 Artifact: TypeAlias = Annotated[
@@ -399,7 +400,8 @@ Rtol: TypeAlias = Annotated[
         PROOF,
         "X",
         "--rtol",
-        text="Passes when max|error| <= atol + rtol * max|reference| (default: 1e-4).",
+        text="Passes when max|error| <= atol + rtol * max|reference| (default: 1e-4 for fp32, "
+        "1e-2 for fp16); int8 passes by --min-agreement.",
     ),
 ]
 Atol: TypeAlias = Annotated[float, _value(PROOF, "X", "--atol", text="See --rtol.")]
