@@ -1,8 +1,8 @@
 """request -> source -> positions fitted -> traced -> passes -> artifact -> parity.
 
-The steps are those that the user sees. Files are staged and renamed at the very end, so that a
-failure anywhere leaves the output folder as it was; a parity failure keeps the files and marks
-them.
+The steps are those that the user sees. Files of all sizes are staged and renamed together at the
+very end, so that a failure anywhere leaves the output folder as it was; a parity failure keeps the
+files and marks them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from exporters.passes import run_passes
 from exporters.passes.base import PassContext
 from exporters.plan import Plan, PlannedGraph, make_plan
 from exporters.proof import PassChecker, SpelledGraph, StagedArtifact, ask, prove
-from exporters.records import artifact_record, bucket_index, pass_records, with_proof
+from exporters.records import (
+    artifact_record,
+    bucket_index,
+    candidate_records,
+    pass_records,
+    with_proof,
+)
 from exporters.retarget import retarget
 from exporters.trace import TracedGraph, trace
 from exporters.trim import trim_memory
@@ -33,11 +39,9 @@ from vitpe_deploy.progress import Progress, Silent
 from vitpe_deploy.request import ExportRequest, Precision, Target
 from vitpe_deploy.results import (
     ArtifactRecord,
-    CandidateRecord,
     ExportReport,
     LayerVerdict,
     ParityRow,
-    PassRecord,
     Steps,
 )
 from vitpe_deploy.sources.onnx_graph import LoadedGraph
@@ -49,14 +53,29 @@ TOTAL_STEPS = 6
 
 
 def run_export(
-    request: ExportRequest, source: Source, *, progress: Progress | None = None
+    request: ExportRequest,
+    source: Source,
+    *,
+    progress: Progress | None = None,
+    staging: StagedFiles | None = None,
 ) -> ExportReport:
     """Export, verify and write. Gives the report; its verdict says whether parity held.
+
+    Args:
+        request: what is asked for.
+        source: where the model comes from.
+        progress: told what happens.
+        staging: where files stay that are to appear together with others; whoever opened it
+            commits it. Without one the files appear at the end.
 
     Raises:
         VitpeError: anything that kept files from being written; nothing is left behind.
     """
-    return _Export(request, source, progress or Silent()).run()
+    export = _Export(request, source, progress or Silent())
+    if staging is not None:
+        return export.run(staging, commit=False)
+    with StagedFiles(request.output_dir) as own:
+        return export.run(own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,34 +109,27 @@ class _Export:
             raise RuntimeError("the model is not in memory")
         return self._loaded
 
-    def run(self) -> ExportReport:
-        """All steps, for all graphs of the plan; what shares files is written at once."""
+    def run(self, staging: StagedFiles, *, commit: bool = True) -> ExportReport:
+        """All steps, for all graphs of the plan, whose files appear at once."""
         self._loaded = self._load()
         weights, reference = self.loaded.weights, self.loaded.reference
         writer = ArtifactWriter(
             self.request, self.source, self.plan, self.clock, self._weights_sha256
         )
-        proved: list[_Proved] = []
-        artifacts: list[ArtifactRecord] = []
-        indexes: list[str] = []
+        found: list[_Proved] = []
         rule: str | None = None
-        for group in self.plan.groups:
-            with StagedFiles(self.request.output_dir) as staging:
-                done: list[_Proved] = []
-                with writer.sharing(staging):
-                    for graph in group:
-                        rule = self._fit_rule(graph)
-                        done += self._graph(graph, writer, rule, staging)
-                done = [self._finish(one, staging) for one in done]
-                indexes += self._index(done, staging)
-                records = [artifact_record(self.request, p.staged, p.manifest) for p in done]
-                self._commit(staging, records)
-                artifacts += records
-                proved += done
+        with writer.sharing(staging):
+            for graph in self.plan.graphs:
+                rule = self._fit_rule(graph)
+                found += self._graph(graph, writer, rule, staging)
+        proved = [self._finish(one, staging) for one in found]
+        indexes = self._index(proved, staging)
+        artifacts = [artifact_record(self.request, p.staged, p.manifest) for p in proved]
+        self._write(staging, artifacts, commit=commit)
         parity = [row for p in proved for row in p.rows]
         layers = [verdict for p in proved for verdict in p.layers]
-        passes: list[PassRecord] = [r for p in proved for r in pass_records(p.staged)]
-        candidates: list[CandidateRecord] = [c for p in proved for c in p.manifest.candidates]
+        passes = [r for p in proved for r in pass_records(self.request, p.staged)]
+        candidates = [c for p in proved for c in candidate_records(self.request, p.manifest)]
         return ExportReport(
             model=self.facts.spec,
             encoding=self.facts.encoding,
@@ -307,8 +319,13 @@ class _Export:
         self.progress.end("")
         return results
 
-    def _commit(self, staging: StagedFiles, records: Sequence[ArtifactRecord]) -> None:
+    def _write(
+        self, staging: StagedFiles, records: Sequence[ArtifactRecord], *, commit: bool
+    ) -> None:
         self.progress.begin(6, TOTAL_STEPS, "Write")
+        if not commit:
+            self.progress.end("waits for the other tower")
+            return
         with self.clock.step("write"):
             staging.commit(replace=self.request.force)
         for record in records:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exporters.proof_sizes import proof_sizes
 from exporters.quantize.rules import check_precision
 from vitpe_deploy.buckets import BucketFiles, check_buckets
 from vitpe_deploy.errors import UnsupportedError, UsageError
@@ -27,8 +28,6 @@ from vitpe_deploy.sources.base import LengthRule, ModelFacts
 
 OPERATORS_SUFFIX = ".required_operators.config"
 """Of the list that a minimal build of ONNX Runtime is made from, beside an ``.ort``."""
-
-_SUFFIXES = {Format.ONNX: ".onnx", Format.OPENVINO: ".xml", Format.ORT: ".ort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class PlannedGraph:
     def file_name(self, kind: Format, target: Target) -> str:
         """Name of the main file of one format."""
         suffix = "" if kind is Format.OPENVINO or target is Target.ORT else f"-{target}"
-        return f"{self.stem}{suffix}{_SUFFIXES[kind]}"
+        return f"{self.stem}{suffix}{kind.suffix}"
 
     def file_names(self, kind: Format, target: Target) -> tuple[str, ...]:
         """The main file of one format, what lies beside it, and its manifest."""
@@ -81,11 +80,6 @@ class Plan:
         if request.pixel_order is None:
             return facts.input
         return pixel_input(facts.input, request.pixel_order)
-
-    @property
-    def groups(self) -> tuple[tuple[PlannedGraph, ...], ...]:
-        """Graphs whose files appear at once: all buckets, else each by itself."""
-        return (self.graphs,) if self.buckets else tuple((graph,) for graph in self.graphs)
 
     def paths(self, request: ExportRequest) -> Iterator[Path]:
         """Every file that will be there, except weights that are too large for one ONNX file."""
@@ -122,7 +116,7 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
         UnsupportedError: refused with the reason.
     """
     symbolic_size = facts.input.has_symbolic_size(request.dynamic)
-    _check_flags(request, symbolic_size=symbolic_size)
+    check_flags(request, symbolic_size=symbolic_size)
     if request.pixel_order is not None:
         _check_pixels(request, facts, request.pixel_order)
     check_precision(request, facts.input)
@@ -131,13 +125,23 @@ def make_plan(request: ExportRequest, facts: ModelFacts) -> Plan:
     outputs = facts.check_outputs(request.outputs)
     graphs: tuple[PlannedGraph, ...]
     if symbolic_size:
-        graphs = (_dynamic_graph(request, facts, sizes),)
+        graphs = (_dynamic_graph(request, facts, sizes, limits),)
     else:
         graphs = tuple(_static_graph(request, facts, size) for size in sizes)
     return Plan(outputs, graphs, limits, _bucket_files(request, facts))
 
 
-def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
+def check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
+    """Refuse what contradicts itself, whatever the model is.
+
+    Args:
+        request: what is asked for.
+        symbolic_size: whether the file that it gives has a symbolic size.
+
+    Raises:
+        UsageError: flags that contradict each other.
+        UnsupportedError: an opset that is not traced.
+    """
     if request.opset not in OPSETS:
         low, high = OPSETS[0], OPSETS[-1]
         raise UnsupportedError(
@@ -187,13 +191,17 @@ def _check_flags(request: ExportRequest, *, symbolic_size: bool) -> None:
 
 
 def _sizes(request: ExportRequest, facts: ModelFacts) -> tuple[Resolution, ...]:
-    asked = request.buckets or request.resolutions
-    if not asked and facts.native is None:
+    """Sizes that were asked for, else native; none where a range says what is verified.
+
+    Raises:
+        UsageError: a size outside the range, or named twice.
+        SizeError: a size that the model cannot take.
+    """
+    sizes = request.buckets or request.resolutions
+    if not sizes and facts.native is None:
         raise UsageError(f"{facts.name} has no native size", hint="Give --res.")
-    sizes = asked or ((facts.native,) if facts.native is not None else ())
-    span = request.size_range
-    if span is not None and not request.resolutions and sizes[0] not in span:
-        sizes = (Resolution(span.low, span.low),)
+    if not sizes and facts.native is not None and request.size_range is None:
+        sizes = (facts.native,)
     rule = facts.sizes(symbolic=request.dynamic.size)
     for size in sizes:
         flag = "--buckets" if request.buckets else "--res"
@@ -252,21 +260,28 @@ def _limits(request: ExportRequest, facts: ModelFacts) -> tuple[AxisLimit, ...]:
     """What a file with a symbolic size can take on each axis.
 
     Raises:
-        UsageError: a range whose sizes the model cannot take.
+        UsageError: a range whose sizes the model cannot take, or that holds one size.
+        UnsupportedError: no file with symbolic height and width can be written.
     """
-    rule, span = facts.size_rule, request.size_range
+    rule, span = facts.sizes(symbolic=request.dynamic.size), request.size_range
     layout = facts.input
     if request.pixel_order is not None:
         layout = pixel_input(layout, request.pixel_order)
     axes = layout.size_axes()
     if isinstance(rule, LengthRule):
+        if span is not None:
+            raise UsageError(
+                f"--res-range {span} is in pixels, this model reads text",
+                hint="Leave it out; --max-length decides the longest text.",
+            )
         (axis,) = axes
         return (AxisLimit(axis, axes[axis], 1, rule.limit),)
-    free = rule.remainder == "pads" or (rule.remainder == "floors" and request.allow_floor)
+    floors = rule.remainder == "floors" and request.allow_floor
+    free = rule.remainder == "pads" or floors
     limits = []
     for (axis, name), divisor, least in zip(axes.items(), rule.divisor, rule.least, strict=True):
         unit = 1 if free else divisor
-        lowest = -(-least // unit) * unit
+        lowest = -(-(max(least, divisor) if floors else least) // unit) * unit
         if span is None:
             limits.append(AxisLimit(axis, name, lowest, None, unit))
             continue
@@ -282,6 +297,12 @@ def _limits(request: ExportRequest, facts: ModelFacts) -> tuple[AxisLimit, ...]:
                 hint=f"Use a low end and a step that are multiples of {unit}.",
             )
         limits.append(AxisLimit(axis, name, span.low, span.high, step))
+    if span is not None and all(limit.largest == limit.low for limit in limits):
+        raise UsageError(
+            f"--res-range {span} holds one size, {span.low}x{span.low}",
+            hint=f"Widen the range, or leave out --dynamic {request.dynamic} and give "
+            f"--res {span.low}.",
+        )
     return tuple(limits)
 
 
@@ -319,14 +340,15 @@ def _static_graph(request: ExportRequest, facts: ModelFacts, size: Resolution) -
 
 
 def _dynamic_graph(
-    request: ExportRequest, facts: ModelFacts, sizes: tuple[Resolution, ...]
+    request: ExportRequest,
+    facts: ModelFacts,
+    sizes: tuple[Resolution, ...],
+    limits: tuple[AxisLimit, ...],
 ) -> PlannedGraph:
     native = facts.native or sizes[0]
     rule = facts.sizes(symbolic=request.dynamic.size)
-    nearby: tuple[Resolution, ...] = rule.nearby(native)
-    if request.size_range is not None:
-        nearby = tuple(s for s in nearby if s in request.size_range)
-    wanted = dict.fromkeys((*sizes, *nearby, *request.verify.resolutions))
+    around = proof_sizes(rule, native, limits)
+    wanted = dict.fromkeys((*sizes, *around, *request.verify.resolutions))
     word = f"dyn{request.dynamic}"
     return PlannedGraph(
         size=None,

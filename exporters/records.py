@@ -16,7 +16,14 @@ from vitpe_deploy.engine_parity import verdict_of
 from vitpe_deploy.inputs import InputLayout
 from vitpe_deploy.manifest import Manifest, PairingRecord, SourceRecord, TensorRecord
 from vitpe_deploy.request import ExportRequest, Format, Resolution, Target
-from vitpe_deploy.results import ArtifactRecord, LayerVerdict, ParityRow, PassRecord, Refusal
+from vitpe_deploy.results import (
+    ArtifactRecord,
+    CandidateRecord,
+    LayerVerdict,
+    ParityRow,
+    PassRecord,
+    Refusal,
+)
 
 if TYPE_CHECKING:
     from vitpe_deploy.sources.base import LoadedModel, Source
@@ -139,16 +146,24 @@ def bucket_index(manifests: Sequence[Manifest], data_name: str) -> BucketIndex:
     )
 
 
-def pass_records(staged: StagedArtifact) -> list[PassRecord]:
+def pass_records(request: ExportRequest, staged: StagedArtifact) -> list[PassRecord]:
     """What each graph pass did to one file."""
     return [
         PassRecord(
-            artifact=staged.path.name,
+            artifact=str(request.output_dir / staged.path.name),
             name=run.name,
             changed=run.outcome.changed,
             refused=tuple(Refusal(node=r.node, reason=r.reason) for r in run.outcome.refused),
         )
         for run in staged.spelled.runs
+    ]
+
+
+def candidate_records(request: ExportRequest, manifest: Manifest) -> list[CandidateRecord]:
+    """The ways of making a file that were measured, by its path; the manifest has its name."""
+    return [
+        found.model_copy(update={"artifact": str(request.output_dir / found.artifact)})
+        for found in manifest.candidates
     ]
 
 

@@ -162,11 +162,16 @@ def test_the_commands_to_paste_next_work(
 ) -> None:
     lines = exported[1].splitlines()[3:]
     commands = [shlex.split(line.removeprefix("Next:")) for line in lines]
-    assert [c[0] for c in commands] == ["vitpe-verify"] * 2
+    assert [c[0] for c in commands] == ["vitpe-bench", "vitpe-verify"]
+    assert commands[0][2:] == ["--runtime", "ort,openvino"]
     assert commands[1][2:] == ["--bundle"]
-    code, shown = run(cli.verify_main, commands[0][1:], capfd)
+    code, shown = run(
+        cli.bench_main,
+        [*commands[0][1:], "--rounds", "4", "--starts", "1", "--iters", "8", "--warmup", "1"],
+        capfd,
+    )
     assert code == 0
-    assert "passed" in shown.out
+    assert f"{STEM}.onnx" in shown.out
     with pytest.MonkeyPatch.context() as patch:
         folder = exported[0].parent / "bundles"
         patch.chdir(exported[0].parent)
@@ -174,8 +179,8 @@ def test_the_commands_to_paste_next_work(
     assert code == 0
     assert (folder / f"{STEM}.onnx.bundle.zip").is_file()
     again = shlex.split(shown.out.splitlines()[-1].removeprefix("Next:"))
-    assert again == ["vitpe-verify", str(folder / f"{STEM}.onnx.bundle.zip")]
-    assert run(cli.verify_main, again[1:], capfd)[0] == 0
+    assert again == ["vitpe-inspect", str(folder / f"{STEM}.onnx.bundle.zip")]
+    assert run(cli.inspect_main, again[1:], capfd)[0] == 0
 
 
 def test_export_json_is_one_document_and_nothing_else(

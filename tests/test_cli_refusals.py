@@ -189,8 +189,10 @@ def test_export_refuses(arguments: str, message: str, capsys: pytest.CaptureFixt
 
 
 def test_pictures_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.export_main(["--images", str(tmp_path / "nowhere"), "--json"]) in (1, 2)
-    assert "nowhere" in json.loads(capsys.readouterr().out)["message"]
+    (tmp_path / "empty").mkdir()
+    for name, found in (("nowhere", "does not exist"), ("empty", "holds no picture")):
+        words = ["--images", str(tmp_path / name)]
+        assert f"{tmp_path / name} {found}" in refused(cli.export_main, words, capsys)
 
 
 def test_the_output_folder_must_not_be_a_file(

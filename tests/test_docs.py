@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import re
 import shlex
 import tomllib
@@ -16,15 +17,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from typer.main import get_command
 
 import vitpe_deploy
-from vitpe_deploy import cli, encodings
+from vitpe_deploy import cli, cli_options, encodings
 from vitpe_deploy.encodings.base import EncodingSpec
+from vitpe_deploy.request import DEFAULT_RTOL
+from vitpe_deploy.sources import PREFIXES
 from vitpe_deploy.sources.transformers_family import FAMILIES, Family
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,6 +144,24 @@ def test_shown_commands_use_flags_that_exist() -> None:
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
 def test_flags_in_prose_exist(text: str) -> None:
     assert set(FLAG.findall(text)) <= KNOWN
+
+
+def test_help_and_readme_name_the_same_exit_codes() -> None:
+    said = re.search(r"Exit codes: (.*?)\.", " ".join(README.split()))
+    assert said is not None
+    assert re.findall(r"\b\d+\b", said[1]) == re.findall(r"\b\d+\b", cli_options.EXIT_CODES)
+
+
+def test_help_of_the_model_names_every_source() -> None:
+    (argument,) = get_args(cli_options.ModelName)[1:]
+    for word in (*(f"{prefix}:" for prefix in PREFIXES), "digits-", ".onnx", ".toml"):
+        assert word in argument.help
+
+
+def test_help_of_rtol_names_the_default_of_each_precision() -> None:
+    (option,) = get_args(cli_options.Rtol)[1:]
+    for precision, rtol in DEFAULT_RTOL.items():
+        assert f"1e{math.log10(rtol):.0f} for {precision}" in option.help
 
 
 def test_python_of_the_readme_fits_the_interface() -> None:

@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exporters.plan import Plan
+    from vitpe_deploy.files import StagedFiles
     from vitpe_deploy.inspection.report import InspectReport
     from vitpe_deploy.progress import Progress
     from vitpe_deploy.results import ExportReport, VerifyReport
@@ -52,7 +54,7 @@ def export(
     *,
     buckets: Size | Sequence[Size] | None = None,
     dynamic: str = "none",
-    size_range: str | tuple[int, int, int] | None = None,
+    size_range: str | tuple[int, ...] | None = None,
     batch: int = 1,
     encoding: str | None = None,
     weights: str | Path | None = None,
@@ -95,10 +97,12 @@ def export(
     Args:
         model: a MODEL string or the path of a file, or an ``nn.Module`` that takes pixel values
             [B, C, H, W].
-        resolution: one size or several, in pixels, height first; the native size for None.
-        buckets: sizes of static files that share one weights file, in place of ``resolution``.
+        resolution: one size or several, in pixels, height first; the native size for None. A tuple
+            of two integers is one size, ``(height, width)``.
+        buckets: sizes of static files that share one weights file, in place of ``resolution``;
+            every item is a size, so ``(224, 384)`` is 224x224 and 384x384.
         dynamic: which dimensions stay symbolic: none, batch, size, all.
-        size_range: bounds in pixels of a dynamic file: low, high, step.
+        size_range: bounds in pixels of a dynamic file of pictures: low, high, and step or 1.
         batch: batch of a file whose batch is not symbolic.
         encoding: positional encoding of a reference model.
         weights: safetensors or state dict of the model's training size.
@@ -129,7 +133,8 @@ def export(
         verify_passes: compare after each pass.
         verify_layers: compare after each block.
         images: folder of pictures to verify with, besides noise and a structured picture.
-        rtol: relative tolerance; 1e-4 for fp32.
+        rtol: relative tolerance; for None 1e-4 in fp32 and 1e-2 in fp16. int8 passes by
+            ``min_agreement``.
         atol: absolute tolerance.
         output_dir: folder that files go to.
         force: replace existing files.
@@ -140,7 +145,8 @@ def export(
         The report. Its verdict is ``failed`` when parity did not hold; files are kept and marked.
 
     Raises:
-        VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
+        VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written, unless it is ``layout``
+            that failed: then the files lie as ``layout="files"`` writes them.
     """
     request = make_request(
         name_of(model),
@@ -188,20 +194,75 @@ def export(
     return export_request(request, module=module, progress=progress)
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One model on its way to its files, which is one of two under ``--tower both``."""
+
+    request: ExportRequest
+    source: Source
+    plan: Plan
+
+
 def export_request(
     request: ExportRequest, *, module: nn.Module | None = None, progress: Progress | None = None
 ) -> ExportReport:
-    """Export a complete request. ``module`` takes the place of the request's MODEL string."""
+    """Export a complete request. ``module`` takes the place of the request's MODEL string.
+
+    Raises:
+        VitpeError: as :func:`export`.
+    """
+    with _ONE_AT_A_TIME:
+        return run_exports(request, plan_exports(request, module), progress=progress)
+
+
+def plan_exports(
+    request: ExportRequest, module: nn.Module | None = None
+) -> tuple[PlannedRequest, ...]:
+    """The exports that a request means, all of them planned before any is carried out.
+
+    Raises:
+        VitpeError: as :func:`plan_request`.
+    """
+    opened = [(one, open_model(one, module)) for one in split(request)]
+    planned = tuple(PlannedRequest(one, src, plan_request(one, src)) for one, src in opened)
+    refuse_existing_pair(request, planned[0].source)
+    return planned
+
+
+def run_exports(
+    request: ExportRequest,
+    exports: Sequence[PlannedRequest],
+    *,
+    progress: Progress | None = None,
+    before_each: Callable[[PlannedRequest], None] | None = None,
+) -> ExportReport:
+    """Carry out what :func:`plan_exports` gave; the files of all appear at once.
+
+    Args:
+        request: what was planned.
+        exports: its exports.
+        progress: told what happens.
+        before_each: called with each export before it begins.
+
+    Raises:
+        VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written, unless it is
+            ``layout`` that failed: then the files lie as ``layout="files"`` writes them.
+    """
+    from vitpe_deploy.files import StagedFiles
     from vitpe_deploy.layouts.repository import lay_out
 
-    with _ONE_AT_A_TIME:
-        exports = [(one, open_model(one, module)) for one in split(request)]
-        for one, source in exports:
-            plan_request(one, source)
-        refuse_existing_pair(request, exports[0][1])
-        reports = [run_request(one, source, progress=progress) for one, source in exports]
-        report = merged(reports, write_pairs(request, exports[0][1], reports))
-        return lay_out(request, report)
+    def run(export: PlannedRequest, staging: StagedFiles | None) -> ExportReport:
+        if before_each is not None:
+            before_each(export)
+        return run_request(export.request, export.source, progress=progress, staging=staging)
+
+    if len(exports) == 1:
+        return lay_out(request, run(exports[0], None))
+    with StagedFiles(request.output_dir) as staging:
+        reports = [run(export, staging) for export in exports]
+        pairs = write_pairs(request, exports[0].source, reports, staging)
+        staging.commit(replace=request.force)
+    return lay_out(request, merged(reports, pairs))
 
 
 def open_model(request: ExportRequest, module: nn.Module | None = None) -> Source:
@@ -219,9 +280,9 @@ def plan_request(request: ExportRequest, source: Source) -> Plan:
     """What the request will write and prove. Everything that can be refused cheaply is, here.
 
     Raises:
-        UsageError: flags that contradict, or files in the way.
+        UsageError: flags that contradict, files in the way, or no pictures where told.
         SizeError: a size that the model cannot take.
-        ArtifactError: another package shadows ours, or there are no pictures where told.
+        ArtifactError: another package shadows ours.
     """
     _require_own_exporters()
     from vitpe_deploy.files import refuse_existing
@@ -241,9 +302,20 @@ def plan_request(request: ExportRequest, source: Source) -> Plan:
 
 
 def run_request(
-    request: ExportRequest, source: Source, *, progress: Progress | None = None
+    request: ExportRequest,
+    source: Source,
+    *,
+    progress: Progress | None = None,
+    staging: StagedFiles | None = None,
 ) -> ExportReport:
-    """Carry out a planned request.
+    """Carry out a planned request of one model.
+
+    Args:
+        request: what is asked for.
+        source: where the model comes from.
+        progress: told what happens.
+        staging: where the files stay until whoever opened it commits it; without one they appear
+            in the end.
 
     Raises:
         VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
@@ -253,8 +325,10 @@ def run_request(
         for line in untested(BOUNDS):
             progress.note(f"note: {line}")
     if _is_respelled(request, source):
-        run = importlib.import_module("exporters.respell.run").run_respelling
-    report: ExportReport = run(request, source, progress=progress)
+        respell = importlib.import_module("exporters.respell.run").run_respelling
+        respelled: ExportReport = respell(request, source, progress=progress)
+        return respelled
+    report: ExportReport = run(request, source, progress=progress, staging=staging)
     return report
 
 
@@ -395,7 +469,8 @@ def inspect(
     Nothing of a file is executed, and of a model given by name no weights are needed.
 
     Args:
-        subject: a MODEL string, an ``nn.Module``, or the path of an ``.onnx``, ``.xml`` or bundle.
+        subject: a MODEL string, an ``nn.Module``, or the path of an ``.onnx``, ``.xml``, bundle,
+            index of buckets or folder of buckets.
         encoding: positional encoding of a reference model.
         model_kwargs: options of the model's constructor.
         tower: vision or text, of a model that has two.
@@ -528,7 +603,7 @@ def _verify_options(
 
     tolerance(0.0 if rtol is None else rtol, 0.0 if atol is None else atol)
     return VerifyOptions(
-        resolutions=tuple(Resolution.from_any(s) for s in resolutions),
+        resolutions=Resolution.several(resolutions),
         runtimes=None if runtimes is None else tuple(dict.fromkeys(map(_engine, runtimes))),
         device=device,
         images=None if images is None else Path(images),

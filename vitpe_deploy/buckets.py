@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitpe_deploy.errors import UsageError
-from vitpe_deploy.request import Resolution
+from vitpe_deploy.request import Format, Resolution
 
 if TYPE_CHECKING:
     from vitpe_deploy.request import ExportRequest
 
 SUFFIX = ".buckets.json"
 
-_MAIN_SUFFIX = {"onnx": ".onnx", "openvino": ".xml"}
 _DATA_SUFFIX = {"onnx": ".onnx.data", "openvino": ".bin"}
 
 
@@ -42,7 +41,7 @@ class BucketFiles:
 
     def index_name(self, kind: str) -> str:
         """The list of the buckets of one format."""
-        return f"{self._stem(kind)}{_MAIN_SUFFIX[kind]}{SUFFIX}"
+        return f"{self._stem(kind)}{Format(kind).suffix}{SUFFIX}"
 
     def _stem(self, kind: str) -> str:
         return f"{self.stem}{self.target if kind == 'onnx' else ''}"

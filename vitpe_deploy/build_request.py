@@ -27,6 +27,7 @@ from vitpe_deploy.request import (
     VerifyRequest,
     choose,
     closest,
+    is_integer,
 )
 from vitpe_deploy.towers import check_tower
 
@@ -44,7 +45,7 @@ def make_request(
     *,
     buckets: Size | Sequence[Size] | None = None,
     dynamic: str = "none",
-    size_range: str | tuple[int, int, int] | None = None,
+    size_range: str | tuple[int, ...] | None = None,
     batch: int = 1,
     encoding: str | None = None,
     weights: str | Path | None = None,
@@ -100,9 +101,9 @@ def make_request(
             resample=ResampleOverride(_interpolation(interpolation), antialias, align_corners),
         ),
         resolutions=_sizes(resolution),
-        buckets=_sizes(buckets),
+        buckets=() if buckets is None else Resolution.several(buckets),
         dynamic=choose(Dynamic, dynamic, "--dynamic"),
-        size_range=_range(size_range),
+        size_range=None if size_range is None else SizeRange.from_any(size_range),
         batch=batch,
         outputs=tuple(outputs),
         target=choose(Target, target, "--target"),
@@ -119,7 +120,7 @@ def make_request(
         allow_floor=allow_floor,
         verify=VerifyRequest(
             enabled=verify,
-            resolutions=tuple(Resolution.from_any(s) for s in verify_resolutions),
+            resolutions=Resolution.several(verify_resolutions),
             images=None if images is None else Path(images),
             layers=verify_layers,
             passes=verify_passes,
@@ -199,17 +200,12 @@ def thread_count(threads: int | None) -> int | None:
 
 
 def _sizes(resolution: Size | Sequence[Size] | None) -> tuple[Resolution, ...]:
+    """One size or several; a tuple of two integers is one, height and width."""
     if resolution is None:
         return ()
-    if isinstance(resolution, list):
-        return tuple(Resolution.from_any(s) for s in resolution)
-    return (Resolution.from_any(resolution),)  # type: ignore[arg-type]
-
-
-def _range(value: str | tuple[int, int, int] | None) -> SizeRange | None:
-    if value is None:
-        return None
-    return SizeRange.parse(value) if isinstance(value, str) else SizeRange(*value)
+    if isinstance(resolution, tuple) and resolution and all(map(is_integer, resolution)):
+        return (Resolution.from_any(resolution),)
+    return Resolution.several(resolution)
 
 
 def _pixel_order(embed: bool, order: str | None) -> str | None:

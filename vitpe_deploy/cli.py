@@ -89,8 +89,6 @@ def export(
         )  # fmt: skip
     from vitpe_deploy import api, towers
     from vitpe_deploy.build_request import make_request
-    from vitpe_deploy.layouts.repository import lay_out
-    from vitpe_deploy.pair_export import refuse_existing_pair, write_pairs
 
     request = make_request(
         model,
@@ -134,28 +132,23 @@ def export(
         force=force,
         threads=threads,
     )
-    # Two towers are two exports; both are planned before either is carried out.
-    exports = [(one, api.open_model(one)) for one in towers.split(request)]
-    plans = [api.plan_request(one, source) for one, source in exports]
-    refuse_existing_pair(request, exports[0][1])
+    exports = api.plan_exports(request)
     from vitpe_deploy import cli_summary as summary
 
+    def announce(one: api.PlannedRequest) -> None:
+        console.note(summary.header(one.request, one.source.facts(), one.plan))
+
     with Console(level) as console, stdout_for_results():
-        reports, planned = [], []
-        for (one, source), plan in zip(exports, plans, strict=True):
-            facts = source.facts()
-            console.note(summary.header(one, facts, plan))
-            if dry_run:
-                planned.append(summary.plan_document(one, facts, plan))
-                continue
-            reports.append(api.run_request(one, source, progress=console))
-            _show_passes(console, reports[-1])
         if dry_run:
+            planned = []
+            for one in exports:
+                announce(one)
+                planned.append(summary.plan_document(one.request, one.source.facts(), one.plan))
             document = towers.merged_plans(planned)
             said = json.dumps(document, indent=2) if as_json else summary.plan_summary(document)
             return Outcome(said)
-        report = towers.merged(reports, write_pairs(request, exports[0][1], reports))
-        report = lay_out(request, report)
+        report = api.run_exports(request, exports, progress=console, before_each=announce)
+        _show_passes(console, report)
     text = report.model_dump_json(by_alias=True, indent=2)
     return Outcome(text if as_json else summary.export_summary(report), _exit_code(report))
 
@@ -245,7 +238,9 @@ def verify(
 
 def _show_passes(console: Console, report: ExportReport) -> None:
     for record in report.passes:
-        console.detail(f"  {record.artifact}: pass {record.name} changed {record.changed}")
+        console.detail(
+            f"  {Path(record.artifact).name}: pass {record.name} changed {record.changed}"
+        )
         for refusal in record.refused:
             console.detail(f"    left {refusal.node}: {refusal.reason}")
 

@@ -18,8 +18,8 @@ Subject: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="MODEL_OR_FILE",
-        help="A MODEL as vitpe-export takes it, an .onnx of anybody's, an OpenVINO .xml, or a "
-        ".bundle.zip.",
+        help="A MODEL as vitpe-export takes it, an .onnx of anybody's, an OpenVINO .xml, a "
+        ".bundle.zip, or buckets (index or folder).",
     ),
 ]
 Trace: TypeAlias = Annotated[

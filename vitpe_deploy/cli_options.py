@@ -46,8 +46,9 @@ ModelName: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A reference model, timm:NAME, hf:DIR_OR_ID, torchvision:NAME, py:MODULE:CALLABLE, "
-        "the path of an .onnx file, or of a jobs file (.toml).",
+        help="A reference model (digits-<encoding> are small trained ones), timm:NAME, "
+        "hf:DIR_OR_ID, torchvision:NAME, open_clip:NAME, py:MODULE:CALLABLE, the path of an .onnx "
+        "file, or of a jobs file (.toml).",
     ),
 ]
 Artifact: TypeAlias = Annotated[
@@ -121,7 +122,8 @@ ResRange: TypeAlias = Annotated[
         SIZE,
         "RANGE",
         "--res-range",
-        text="Bounds of a dynamic size, LOW:HIGH:STEP in pixels. Example: --res-range 224:1024:32",
+        text="Bounds of a dynamic size of pictures, LOW:HIGH:STEP in pixels; it is verified at "
+        "several sizes inside. Example: --res-range 224:1024:32",
     ),
 ]
 Batch: TypeAlias = Annotated[
@@ -398,7 +400,8 @@ Rtol: TypeAlias = Annotated[
         PROOF,
         "X",
         "--rtol",
-        text="Passes when max|error| <= atol + rtol * max|reference| (default: 1e-4).",
+        text="Passes when max|error| <= atol + rtol * max|reference| (default: 1e-4 for fp32, "
+        "1e-2 for fp16); int8 passes by --min-agreement.",
     ),
 ]
 Atol: TypeAlias = Annotated[float, _value(PROOF, "X", "--atol", text="See --rtol.")]

@@ -137,6 +137,11 @@ def run_command(
             unused={"--res": res, "--resize": resize, "--output": output, "--force": force},
             device=device, runtime=runtime, count=top, threads=threads, cache=kept,
         )  # fmt: skip
+    if force and output is None:
+        raise UsageError(
+            "--force is for --output: without it no file is written",
+            hint="Add --output DIR, or leave it out.",
+        )
     from vitpe_deploy.deploy.run import run_on
 
     with Console(level) as console, stdout_for_results():

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from vitpe_deploy.cli_next import after_export, after_verify
 
 if TYPE_CHECKING:
     from exporters.plan import Plan, PlannedGraph
     from vitpe_deploy.request import ExportRequest
     from vitpe_deploy.results import ExportReport, ParityRow, VerifyReport
     from vitpe_deploy.sources.base import ModelFacts
-
-_SLACK = 1.05
-"""A suggested tolerance is a little above the difference that was found."""
 
 
 def header(request: ExportRequest, facts: ModelFacts, plan: Plan) -> str:
@@ -63,15 +61,7 @@ def export_summary(report: ExportReport) -> str:
         )
     lines += [f"{path}  {_megabytes(_size_of(Path(path)))} in all" for path in report.indexes]
     lines.append(f"weights: {report.weights}")
-    buckets = [path for path in report.indexes if path.endswith(".buckets.json")]
-    first = (*buckets, report.artifacts[0].path)[0]
-    if report.verdict == "failed":
-        lines += _next(_after_failure(report.artifacts[0].path, report.parity))
-    elif first.endswith(".buckets.json"):
-        lines += _next((f"vitpe-verify {_quoted(first)}", f"vitpe-run {_quoted(first)} IMAGE"))
-    else:
-        command = f"vitpe-verify {_quoted(first)}"
-        lines += _next((command, f"{command} --bundle"))
+    lines += after_export(report)
     return "\n".join(lines)
 
 
@@ -89,15 +79,7 @@ def verify_summary(report: VerifyReport, *, bundle: bool) -> str:
         f"against: {against} ({report.model})",
     ]
     lines += _judged_on(report.parity)
-    quoted = _quoted(report.artifact)
-    if report.verdict == "failed" and not bundle and not report.artifact.endswith(".json"):
-        lines += _next(_after_failure(report.artifact, report.parity))
-    elif report.verdict == "failed":
-        lines += _next(_looser(quoted, report.parity))
-    elif bundle or report.artifact.endswith(".json"):
-        lines += _next((f"vitpe-verify {quoted}",))
-    else:
-        lines += _next((f"vitpe-verify {quoted} --layers", f"vitpe-verify {quoted} --bundle"))
+    lines += after_verify(report, bundle=bundle)
     return "\n".join(lines)
 
 
@@ -208,32 +190,5 @@ def _fails(verdict: Any) -> bool:
     return bool(verdict.fails)
 
 
-def _after_failure(artifact: str, rows: Sequence[ParityRow]) -> tuple[str, ...]:
-    from vitpe_deploy.manifest import read_manifest
-
-    quoted = _quoted(artifact)
-    layers: tuple[str, ...] = ()
-    if read_manifest(Path(artifact)).layer_values:
-        layers = (f"vitpe-verify {quoted} --layers",)
-    return (*layers, *_looser(quoted, rows))
-
-
-def _looser(quoted: str, rows: Sequence[ParityRow]) -> tuple[str, ...]:
-    """The verification that would pass, when it is only a matter of tolerance."""
-    needed = [r.limit_needed for r in rows]
-    if not needed or any(n is None for n in needed):
-        return (f"vitpe-verify {quoted}",)
-    enough = _SLACK * max(n for n in needed if n is not None)
-    return (f"vitpe-verify {quoted} --rtol {enough:.1e}",)
-
-
-def _next(commands: Sequence[str]) -> list[str]:
-    return [("Next: " if k == 0 else "      ") + command for k, command in enumerate(commands)]
-
-
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-def _quoted(path: str) -> str:
-    return shlex.quote(path)

@@ -34,6 +34,11 @@ class AxisLimit:
     high: int | None
     step: int = 1
 
+    @property
+    def largest(self) -> int:
+        """The last size on the step that is not above ``high``; ``low`` where there is no limit."""
+        return self.low if self.high is None else self.high - (self.high - self.low) % self.step
+
     def check(self, size: int) -> None:
         """Refuse a size outside.
 

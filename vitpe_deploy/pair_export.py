@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitpe_deploy.files import refuse_existing
-from vitpe_deploy.request import ExportRequest, Format
+from vitpe_deploy.files import StagedFiles, refuse_existing
+from vitpe_deploy.request import ExportRequest
 from vitpe_deploy.towers import BOTH, VISION
 
 if TYPE_CHECKING:
     from vitpe_deploy.results import ExportReport
     from vitpe_deploy.sources.base import Source
-
-_MAIN_SUFFIX = {Format.ONNX: ".onnx", Format.OPENVINO: ".xml", Format.ORT: ".ort"}
 
 
 def refuse_existing_pair(request: ExportRequest, vision: Source) -> None:
@@ -29,7 +27,7 @@ def refuse_existing_pair(request: ExportRequest, vision: Source) -> None:
 
     stem = _stem(request, vision)
     paths = [
-        request.output_dir / f"{stem}{_MAIN_SUFFIX[kind]}{suffix}"
+        request.output_dir / f"{stem}{kind.suffix}{suffix}"
         for kind in request.formats
         for suffix in (SUFFIX, TOKENIZER_SUFFIX)
     ]
@@ -37,17 +35,24 @@ def refuse_existing_pair(request: ExportRequest, vision: Source) -> None:
 
 
 def write_pairs(
-    request: ExportRequest, vision: Source, reports: Sequence[ExportReport]
+    request: ExportRequest,
+    vision: Source,
+    reports: Sequence[ExportReport],
+    staging: StagedFiles,
 ) -> tuple[str, ...]:
-    """Write the index of each format in which both towers have one file. Gives the paths.
+    """Stage the index of each format in which both towers have one file. Gives the paths.
 
     A tower in several sizes makes no pair: nothing says which file it would be.
+
+    Args:
+        request: of both towers.
+        vision: where the tower of pictures comes from.
+        reports: of the two towers.
+        staging: holds their files, which it does not commit.
 
     Raises:
         SourceError: the tokenizer of the source cannot be read.
     """
-    if request.model.tower != BOTH or len(reports) != 2:
-        return ()
     from vitpe_deploy.manifest import read_manifest
     from vitpe_deploy.pair_index import write_pair
 
@@ -57,17 +62,9 @@ def write_pairs(
         files = [[Path(a.path) for a in r.artifacts if a.format == kind.value] for r in reports]
         if any(len(found) != 1 for found in files):
             continue
-        pictures, text = (read_manifest(found[0]) for found in files)
-        path = write_pair(
-            request.output_dir,
-            _stem(request, vision),
-            pictures,
-            text,
-            tokenizer,
-            force=request.force,
-        )
-        written.append(str(path))
-    return tuple(written)
+        pictures, text = (read_manifest(staging.path(found[0].name)) for found in files)
+        written.append(write_pair(staging, _stem(request, vision), pictures, text, tokenizer))
+    return tuple(map(str, written))
 
 
 def _stem(request: ExportRequest, vision: Source) -> str:

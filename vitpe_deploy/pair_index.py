@@ -68,43 +68,35 @@ def is_pair(path: Path) -> bool:
 
 
 def write_pair(
-    folder: Path,
+    staging: StagedFiles,
     stem: str,
     vision: Manifest,
     text: Manifest,
     tokenizer: TokenizerFile | None,
-    *,
-    force: bool,
 ) -> Path:
-    """Write the index of two files of one format, and the tokenizer beside it. Gives its path.
-
-    Raises:
-        UsageError: a file is in the way.
-    """
+    """Stage the index of two files of one format, and the tokenizer beside it. Gives its path."""
     suffix = Path(vision.files[0]).suffix
     name, tokens = f"{stem}{suffix}{SUFFIX}", f"{stem}{suffix}{TOKENIZER_SUFFIX}"
     record = None
-    with StagedFiles(folder) as staging:
-        if tokenizer is not None:
-            staging.path(tokens).write_text(tokenizer.content, encoding="utf-8")
-            record = TokenizerRecord(
-                file=tokens,
-                max_length=int(text.input_layout["max_length"]),
-                pad_token_id=tokenizer.pad_token_id,
-                padding=tokenizer.padding,
-            )
-        index = PairIndex(
-            version=vision.version,
-            model=vision.model,
-            format=vision.format,
-            vision=vision.files[0],
-            text=text.files[0],
-            pairing=vision.pairing or text.pairing,
-            tokenizer=record,
+    if tokenizer is not None:
+        staging.path(tokens).write_text(tokenizer.content, encoding="utf-8")
+        record = TokenizerRecord(
+            file=tokens,
+            max_length=int(text.input_layout["max_length"]),
+            pad_token_id=tokenizer.pad_token_id,
+            padding=tokenizer.padding,
         )
-        staging.path(name).write_text(index.as_json(), encoding="utf-8")
-        staging.commit(replace=force)
-    return folder / name
+    index = PairIndex(
+        version=vision.version,
+        model=vision.model,
+        format=vision.format,
+        vision=vision.files[0],
+        text=text.files[0],
+        pairing=vision.pairing or text.pairing,
+        tokenizer=record,
+    )
+    staging.path(name).write_text(index.as_json(), encoding="utf-8")
+    return staging.folder / name
 
 
 def find_pair(path: Path, suffix: str) -> Path:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, SupportsInt, TypeGuard, TypeVar
 
 from vitpe_deploy.errors import UsageError
 
@@ -19,6 +20,11 @@ _RESOLUTION = re.compile(r"(\d{1,6})(?:[xX](\d{1,6}))?")
 
 OPSETS = range(18, 24)
 """Opsets that are traced and verified. torch's exporter starts at 18; Attention arrives in 23."""
+
+
+def is_integer(value: object) -> TypeGuard[SupportsInt]:
+    """Whether it counts something: numpy's integers do, truth values do not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,16 +54,37 @@ class Resolution:
         return cls(height, int(match[2]) if match[2] else height)
 
     @classmethod
-    def from_any(cls, value: Resolution | int | str | tuple[int, int]) -> Resolution:
-        """From what people pass: ``384``, ``(384, 512)``, ``"384x512"`` or a Resolution."""
+    def from_any(cls, value: Resolution | int | str | tuple[int, int] | list[int]) -> Resolution:
+        """From what people pass: ``384``, ``(384, 512)``, ``"384x512"`` or a Resolution.
+
+        Raises:
+            UsageError: anything else.
+        """
         if isinstance(value, Resolution):
             return value
         if isinstance(value, str):
             return cls.parse(value)
-        if isinstance(value, int):
-            return cls(value, value)
-        height, width = value
-        return cls(int(height), int(width))
+        if is_integer(value):
+            return cls(int(value), int(value))
+        if isinstance(value, tuple | list) and len(value) == 2 and all(map(is_integer, value)):
+            return cls(int(value[0]), int(value[1]))
+        raise UsageError(
+            f"cannot read the size {value!r}",
+            hint="Give N or (HEIGHT, WIDTH) in pixels, for example 384 or (384, 512).",
+        )
+
+    @classmethod
+    def several(cls, value: object) -> tuple[Resolution, ...]:
+        """One size in any form of :meth:`from_any`, or a sequence of them.
+
+        Every item of a sequence is a size: ``(224, 384)`` is 224x224 and 384x384.
+
+        Raises:
+            UsageError: a size that cannot be read.
+        """
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return tuple(map(cls.from_any, value))
+        return (cls.from_any(value),)  # type: ignore[arg-type]  # which refuses what it is not
 
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"
@@ -121,6 +148,11 @@ class Format(_Choice):
     ORT = "ort"
 
     @property
+    def suffix(self) -> str:
+        """Of the main file, with its dot."""
+        return ".xml" if self is Format.OPENVINO else f".{self}"
+
+    @property
     def engines(self) -> tuple[str, ...]:
         """Runtimes that read such files."""
         if self is Format.ONNX:
@@ -169,6 +201,14 @@ class SizeRange:
     high: int
     step: int = 1
 
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high or self.step < 1:
+            step = "" if self.step == 1 else f":{self.step}"
+            raise UsageError(
+                f"the range '{self.low}:{self.high}{step}' is empty",
+                hint="LOW must be at least 1 and at most HIGH, STEP at least 1.",
+            )
+
     @classmethod
     def parse(cls, text: str) -> SizeRange:
         """``"224:1024:32"``, the step optional."""
@@ -178,13 +218,25 @@ class SizeRange:
                 f"cannot read the range {text!r}",
                 hint="Give LOW:HIGH or LOW:HIGH:STEP, for example 224:1024:32.",
             )
-        numbers = [int(part) for part in parts]
-        low, high, step = (*numbers, 1)[:3]
-        if not 0 < low <= high or step < 1:
-            raise UsageError(
-                f"the range {text!r} is empty", hint="LOW must be at least 1 and at most HIGH."
-            )
-        return cls(low, high, step)
+        return cls(*map(int, parts))
+
+    @classmethod
+    def from_any(cls, value: SizeRange | str | tuple[int, ...] | list[int]) -> SizeRange:
+        """From what people pass: ``"224:1024:32"``, ``(224, 1024, 32)`` or a SizeRange.
+
+        Raises:
+            UsageError: anything else, or an empty range.
+        """
+        if isinstance(value, SizeRange):
+            return value
+        if isinstance(value, str):
+            return cls.parse(value)
+        if isinstance(value, tuple | list) and len(value) in (2, 3) and all(map(is_integer, value)):
+            return cls(*map(int, value))
+        raise UsageError(
+            f"cannot read the range {value!r}",
+            hint="Give (LOW, HIGH) or (LOW, HIGH, STEP), for example (224, 1024, 32).",
+        )
 
     def __str__(self) -> str:
         return f"{self.low}:{self.high}:{self.step}"

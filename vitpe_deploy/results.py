@@ -112,8 +112,9 @@ class ParityRow(Value):
     """One output of one artifact in one engine at one size and batch, against PyTorch.
 
     Attributes:
-        max_abs: largest absolute difference; infinite when the output is not comparable.
-        max_rel: ``max_abs`` over the largest absolute value of the reference.
+        max_abs: largest absolute difference; null when the output is not comparable.
+        max_rel: ``max_abs`` over the largest absolute value of the reference; null when there is
+            none, or the reference is zero and the output is not.
         cosine: smallest cosine similarity over the batch items of all inputs.
         top1_agreement: share of inputs with the same argmax; null for outputs without classes.
         limit: the relative difference that was allowed.

@@ -107,6 +107,7 @@ def merged(reports: Sequence[ExportReport], pairs: Sequence[str] = ()) -> Export
             "parity": tuple(p for r in reports for p in r.parity),
             "layers": tuple(v for r in reports for v in r.layers),
             "passes": tuple(p for r in reports for p in r.passes),
+            "candidates": tuple(c for r in reports for c in r.candidates),
             "steps_s": first.steps_s.model_copy(
                 update={k: round(sum(s[k] for s in steps), 4) for k in steps[0]}
             ),

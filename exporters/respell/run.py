@@ -22,7 +22,7 @@ from exporters.passes.bias_gelu import FuseBiasGelu
 from exporters.passes.rotary import FuseRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.tidy import Tidy
-from exporters.plan import Plan, PlannedGraph, engines_for
+from exporters.plan import Plan, PlannedGraph, check_flags, engines_for
 from exporters.respell.plain import spell_out
 from exporters.respell.recognise import recognise, with_shapes
 from exporters.retarget import at_opset
@@ -64,7 +64,8 @@ def plan_respelling(request: ExportRequest, source: OwnFile) -> Plan:
     """The one file that is written, and the sizes and batches it is compared at.
 
     Raises:
-        UsageError: flags that have no meaning for a file.
+        UsageError: flags that contradict, or that have no meaning for a file.
+        UnsupportedError: an opset that graphs are not written at.
     """
     manifest, verify = source.manifest, request.verify
     for flag, given in (
@@ -72,6 +73,9 @@ def plan_respelling(request: ExportRequest, source: OwnFile) -> Plan:
         ("--verify-passes", verify.passes),
         ("--skip-pass", bool(request.skip_passes)),
         ("--embed-preprocess", request.pixel_order is not None),
+        ("--int8-method", request.int8_method != "auto"),
+        ("--allow-floor", request.allow_floor),
+        ("--interpolation, --antialias or --align-corners", bool(request.model.resample)),
     ):
         if given:
             raise UsageError(
@@ -79,6 +83,7 @@ def plan_respelling(request: ExportRequest, source: OwnFile) -> Plan:
                 hint="Leave it out, or name the source model instead of the file.",
             )
     size = manifest.size()
+    check_flags(request, symbolic_size=size is None)
     cases = list(
         dict.fromkeys(
             (Resolution(*row.resolution), row.batch)
@@ -302,7 +307,7 @@ class _Respelling:
         )
         passes = tuple(
             PassRecord(
-                artifact=manifest.files[0],
+                artifact=path,
                 name=run.name,
                 changed=run.outcome.changed,
                 refused=tuple(run.outcome.refused),

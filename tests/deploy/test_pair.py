@@ -14,6 +14,8 @@ import vitpe_deploy
 from vitpe_deploy.cli import run_main
 from vitpe_deploy.errors import ArtifactError, SizeError, UnsupportedError, UsageError
 from vitpe_deploy.pair_index import find_pair, read_pair
+from vitpe_deploy.results import CandidateRecord, ExportReport, Steps
+from vitpe_deploy.towers import merged
 
 PROMPTS = ["a photo of a cat", "a dog", "the photo of a dog and a cat"]
 WORDS = sorted({word for prompt in PROMPTS for word in prompt.split()})
@@ -184,6 +186,54 @@ def test_an_index_in_the_way_is_refused_before_anything_is_loaded(pair: Any) -> 
         assert Path(artifact.path).is_file()
     with pytest.raises(UsageError, match="exists already"):
         vitpe_deploy.export(f"hf:{folder.parent / 'model'}", tower="both", output_dir=folder)
+
+
+def test_towers_appear_together_or_not_at_all(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from exporters import pipeline
+
+    spec, out = f"hf:{pair[2].parent / 'model'}", tmp_path / "out"
+    whole, seen = pipeline.trace, []
+
+    def second_fails(*given: Any, **options: Any) -> Any:
+        seen.append(given)
+        if len(seen) == 2:
+            raise UnsupportedError("the second tower")
+        return whole(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "trace", second_fails)
+        with pytest.raises(UnsupportedError, match="the second tower"):
+            vitpe_deploy.export(spec, tower="both", verify=False, output_dir=out)
+    assert len(seen) == 2
+    assert list(tmp_path.iterdir()) == []
+    report = vitpe_deploy.export(spec, tower="both", verify=False, output_dir=out)
+    named = [Path(path) for path in (*(a.path for a in report.artifacts), *report.indexes)]
+    assert len(named) == 3
+    assert all(path.is_file() for path in named)
+
+
+def test_the_report_names_files_of_both_towers_by_their_paths(pair: Any) -> None:
+    _, _, _, report = pair
+    paths = {artifact.path for artifact in report.artifacts}
+    assert {row.artifact for row in report.passes} == paths
+    assert {row.artifact for row in report.parity} == paths
+
+
+def test_candidates_of_all_towers_are_reported() -> None:
+    def report(name: str) -> ExportReport:
+        found = CandidateRecord(
+            artifact=name, method="dynamic", runtime="onnxruntime", latency_ms=1.0, size_bytes=1,
+            agreement=1.0, criterion="top1", chosen=True,
+        )  # fmt: skip
+        return ExportReport(
+            model="m", encoding=None, resample_rule=None, weights="random", artifacts=(),
+            parity=(), passes=(), candidates=(found,), steps_s=Steps(), verdict="passed",
+        )  # fmt: skip
+
+    both = merged([report("out/v.onnx"), report("out/t.onnx")])
+    assert [c.artifact for c in both.candidates] == ["out/v.onnx", "out/t.onnx"]
 
 
 def test_the_command_scores_pictures_against_prompts(

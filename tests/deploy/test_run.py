@@ -76,6 +76,8 @@ def test_prepared_arrays_run_and_wrong_ones_are_refused(
     assert run_main([str(folder / "out"), str(tmp_path / "batch.npy"), "--json"]) == 0
     names = [row["input"] for row in json.loads(capsys.readouterr().out)["results"]]
     assert names == [f"{tmp_path / 'batch.npy'}[0]", f"{tmp_path / 'batch.npy'}[1]"]
+    assert run_main([str(folder / "out"), str(tmp_path / "batch.npy"), "--res", "96x64"]) == 2
+    assert "--res is for pictures" in capsys.readouterr().err
 
     np.save(tmp_path / "small.npy", values[:, :, :64])
     assert run_main([str(folder / "out"), str(tmp_path / "small.npy"), "--json"]) == 2
@@ -103,6 +105,7 @@ def test_text_names_classes_and_outputs(folder: Path, capsys: pytest.CaptureFixt
         (["pictures/never.png"], 2, "does not exist"),
         (["pictures/a.png", "--top", "0"], 2, "--top must be at least 1"),
         (["pictures/a.png", "--res", "128"], 2, "takes 96x64, asked for 128x128"),
+        (["pictures/a.png", "--force"], 2, "--force is for --output"),
         (["pictures/a.png", "--runtime", "onnx"], 2, "runtime 'onnx' is not known"),
         (["pictures/a.png", "--device", "GPU"], 1, "no such device here"),
         ([], 2, "IMAGES is missing"),

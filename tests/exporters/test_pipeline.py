@@ -367,6 +367,30 @@ def test_existing_file_is_refused_without_force(export_tiny: Export) -> None:
     assert path.read_bytes() == before
 
 
+def test_sizes_appear_together_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from exporters import pipeline
+
+    whole, out = pipeline.trace, tmp_path / "out"
+
+    def second_fails(*given: Any, **options: Any) -> Any:
+        if options["size"].height == 64:
+            raise UnsupportedError("the second size")
+        return whole(*given, **options)
+
+    options: dict[str, Any] = {"model_kwargs": TINY, "output_dir": out, "verify": False}
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "trace", second_fails)
+        with pytest.raises(UnsupportedError, match="the second size"):
+            vitpe_deploy.export(MODEL, [96, 64], **options)
+    assert list(tmp_path.iterdir()) == []
+    report = vitpe_deploy.export(MODEL, [96, 64], **options)
+    assert [a.resolution for a in report.artifacts] == [(96, 96), (64, 64)]
+    assert all(Path(a.path).is_file() for a in report.artifacts)
+    assert {row.artifact for row in report.passes} == {a.path for a in report.artifacts}
+
+
 def test_failed_parity_keeps_the_file_and_marks_it(tmp_path: Path) -> None:
     report = vitpe_deploy.export(MODEL, 64, model_kwargs=TINY, output_dir=tmp_path, rtol=1e-12)
     assert report.verdict == "failed"

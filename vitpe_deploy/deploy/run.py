@@ -163,6 +163,11 @@ def _outputs(
             rows.append((str(path), {name: value[place] for name, value in together.items()}))
             continue
         values = _read_npy(path)
+        if options["size"] is not None and values.dtype != np.uint8:
+            raise UsageError(
+                f"--res is for pictures, {path} holds prepared inputs",
+                hint="Leave it out; --resize brings prepared inputs to another size.",
+            )
         found = model(values, **options)
         items = len(next(iter(found.values())))
         rows += [

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from torch import Tensor, nn
 
 from vitpe_deploy.encodings.resample import ResampleRule, interpolate_grid
-from vitpe_deploy.errors import UnsupportedError, UsageError
+from vitpe_deploy.errors import UnsupportedError
 from vitpe_deploy.files import sha256_of
 from vitpe_deploy.inputs import ImageInput
 from vitpe_deploy.parity import Array, Outputs
@@ -29,6 +29,7 @@ from vitpe_deploy.retarget.read import PictureGraph, read_graph
 from vitpe_deploy.retarget.static import at_size, copied, describe
 from vitpe_deploy.runtimes.onnxruntime import OnnxRuntime
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, PositionFit, SizeRule, Source
+from vitpe_deploy.sources.file_flags import refuse_model_flags
 
 ORIGINAL = "original file"
 BY_RULE = "original graph, tables resampled by PyTorch"
@@ -172,20 +173,7 @@ class OnnxGraphSource(Source):
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
-        for flag, given in (
-            ("--pe", request.encoding is not None),
-            ("--weights", request.weights is not None),
-            ("--model-kwarg", bool(request.kwargs)),
-            ("--seed", request.seed != 0),
-            ("--tower", request.tower is not None),
-            ("--pos-embed", request.pos_embed is not None),
-            ("--max-length", request.max_length is not None),
-        ):
-            if given:
-                raise UsageError(
-                    f"{flag} contradicts {request.model}: the file has its own",
-                    hint="Leave it out, or name the source model instead of the file.",
-                )
+        refuse_model_flags(request)
         self._read: tuple[PictureGraph, Analysis | None, str] | None = None
 
     def facts(self) -> ModelFacts:

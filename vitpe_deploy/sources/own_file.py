@@ -13,6 +13,7 @@ from vitpe_deploy.errors import ArtifactError, UnsupportedError
 from vitpe_deploy.manifest import Manifest, manifest_path, read_manifest
 from vitpe_deploy.request import Dynamic, ExportRequest, Format, ModelRequest, Precision, Resolution
 from vitpe_deploy.sources.base import LoadedModel, ModelFacts, SizeRule, Source
+from vitpe_deploy.sources.file_flags import refuse_model_flags
 
 
 class OwnFile(Source):
@@ -20,6 +21,7 @@ class OwnFile(Source):
 
     def __init__(self, request: ModelRequest, manifest: Manifest) -> None:
         super().__init__(request)
+        refuse_model_flags(request)
         self.path = Path(request.model)
         self.manifest = manifest
 
@@ -69,6 +71,9 @@ def own_file(request: ExportRequest) -> OwnFile | None:
 
     None for another source, for files without a manifest of ours, and when the graph itself must
     change: another size, batch, precision or format.
+
+    Raises:
+        UsageError: flags that describe a network.
     """
     path = Path(request.model.model)
     if path.suffix != ".onnx" or not manifest_path(path).is_file():
@@ -80,6 +85,7 @@ def own_file(request: ExportRequest) -> OwnFile | None:
     size = manifest.size()
     asks_for_change = (
         any(wanted != size for wanted in request.resolutions)
+        or bool(request.buckets)
         or request.dynamic not in (Dynamic.NONE, Dynamic(manifest.dynamic))
         or request.size_range is not None
         or request.batch not in (1, manifest.batch)

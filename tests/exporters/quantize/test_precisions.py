@@ -53,6 +53,7 @@ def test_int8_chooses_by_measurement_and_verifies_again(digits: Path, tmp_path: 
         "digits-learned-1d", precision="int8", calibration=digits, output_dir=tmp_path, threads=1
     )
     assert report.verdict == "passed"
+    assert {c.artifact for c in report.candidates} == {report.artifacts[0].path}
     plain, *others = report.candidates
     assert (plain.method, plain.chosen, plain.agreement, plain.calibrated_on) == (
         "fp32",

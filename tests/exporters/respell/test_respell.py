@@ -14,10 +14,12 @@ import pytest
 import vitpe_deploy
 from exporters.onnx_file import write_onnx
 from exporters.respell.plain import spell_out
+from vitpe_deploy.build_request import make_request
 from vitpe_deploy.cli_summary import export_summary
-from vitpe_deploy.errors import UnsupportedError, UsageError
+from vitpe_deploy.errors import SizeError, UnsupportedError, UsageError
 from vitpe_deploy.manifest import manifest_path, read_manifest
 from vitpe_deploy.runtimes import open_runtime
+from vitpe_deploy.sources.own_file import own_file
 
 TINY = {"image_size": 64, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
 TEXT = {"embed_dim": 32, "depth": 2, "num_heads": 2, "projection_dim": 16, "vocab_size": 99}
@@ -219,3 +221,41 @@ def test_refusals(ours: dict[str, Path], tmp_path: Path) -> None:
     first.domain = "com.example"
     with pytest.raises(UnsupportedError, match=r"com\.example"):
         spell_out(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("rope", {"encoding": "rope-2d"}, "--pe contradicts"),
+        ("rope", {"weights": "w.safetensors"}, "--weights contradicts"),
+        ("rope", {"model_kwargs": {"depth": 3}}, "--model-kwarg contradicts"),
+        ("rope", {"seed": 5}, "--seed contradicts"),
+        ("rope", {"tower": "vision"}, "--tower contradicts"),
+        ("rope", {"pos_embed": "pos"}, "--pos-embed contradicts"),
+        ("text", {"max_length": 40}, "--max-length contradicts"),
+        ("size", {"interpolation": "bilinear"}, "--interpolation, --antialias or --align-corners"),
+        ("rope", {"allow_floor": True}, "--allow-floor has no meaning"),
+        ("rope", {"int8_method": "dynamic"}, "--int8-method has no meaning"),
+        ("rope", {"verify_resolutions": [96]}, "--verify-res needs a file with a dynamic size"),
+        ("size", {"verify": False, "verify_resolutions": [96]}, "--no-verify contradicts"),
+        ("rope", {"opset": 17}, "--opset 17 is not possible"),
+    ],
+)
+def test_no_flag_is_ignored(
+    name: str, options: dict[str, Any], words: str, ours: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises((UsageError, UnsupportedError)) as caught:
+        vitpe_deploy.export(
+            str(ours[name]), target="portable", output_dir=tmp_path / "out", **options
+        )
+    assert words in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_buckets_are_not_a_respelling(ours: dict[str, Path], tmp_path: Path) -> None:
+    """They go the way of --res: this file's kernels have one size, and another is refused."""
+    source = str(ours["timm"])
+    assert own_file(make_request(source, 224)) is not None
+    assert own_file(make_request(source, buckets=[224])) is None
+    with pytest.raises(SizeError, match="--buckets 256 is not possible"):
+        vitpe_deploy.export(source, buckets=[224, 256], output_dir=tmp_path / "out", threads=1)
