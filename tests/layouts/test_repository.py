@@ -28,6 +28,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("triton") / "out"
     report = _export(folder, 64, "triton")
     assert [Path(a.path) for a in report.artifacts] == [folder / NAME / "1" / f"{NAME}.onnx"]
+    assert {row.artifact for row in report.passes} == {a.path for a in report.artifacts}
     return folder
 
 
