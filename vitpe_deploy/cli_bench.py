@@ -18,7 +18,7 @@ from vitpe_deploy.errors import InterruptedRunError, UsageError
 from vitpe_deploy.files import refuse_existing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from vitpe_deploy.bench.documents import BenchReport
 
@@ -94,7 +94,8 @@ def bench_command(
             hint="Leave out what says how to measure, or --from.",
         )  # fmt: skip
         return _shown(from_, html, as_json)
-    _refuse_idle(given_flags(context))
+    modes = o.words(mode, "--mode") or ("latency",)
+    _refuse_idle(given_flags(context), modes)
     from vitpe_deploy.bench.entry import (
         make_options,
         parse_seconds,
@@ -115,7 +116,7 @@ def bench_command(
         threads=_numbers(threads, "--threads") or None,
         precisions=tuple(w for w in words if w not in FILE_PRECISIONS) or (EXECUTED[0],),
         file_precisions=tuple(w for w in words if w in FILE_PRECISIONS),
-        modes=o.words(mode, "--mode") or ("latency",),
+        modes=modes,
         encodings=o.words(pe, "--pe"),
         model_kwargs=tuple(model_kwarg or ()),
         calibration=calibration,
@@ -161,14 +162,14 @@ def bench_command(
     return _told(report, output, html, as_json)
 
 
-def _refuse_idle(given: Mapping[str, str]) -> None:
+def _refuse_idle(given: Mapping[str, str], modes: Sequence[str]) -> None:
     """Flags that only go with another one, and one that replaces another."""
     for name in ("max_regression", "cross_host", "fewer_rows"):
         if name in given and "baseline" not in given:
             raise UsageError(
                 f"{given[name]} is for --baseline", hint="Name an earlier report with --baseline."
             )
-    if {"iters", "min_time"} <= set(given):
+    if {"iters", "min_time"} <= set(given) and "throughput" not in modes:
         raise UsageError(
             "--iters contradicts --min-time: both say how long to measure",
             hint="Leave one of them out.",

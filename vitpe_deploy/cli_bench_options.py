@@ -97,7 +97,8 @@ Warmup: TypeAlias = Annotated[
     int, _flag(HOW_LONG, "N", "--warmup", text="Runs at least; more until latency is stable.")
 ]
 Iters: TypeAlias = Annotated[
-    int | None, _flag(HOW_LONG, "N", "--iters", text="Samples per row, in place of --min-time.")
+    int | None,
+    _flag(HOW_LONG, "N", "--iters", text="Samples per row of latency, in place of --min-time."),
 ]
 MinTime: TypeAlias = Annotated[
     str, _flag(HOW_LONG, "TIME", "--min-time", text="Timed inference per row: 3s, 500ms.")

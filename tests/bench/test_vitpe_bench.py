@@ -390,6 +390,7 @@ def test_baseline(bench: Bench, static: Path, tmp_path: Path) -> None:
         (("--threads", "0"), "at least 1"),
         (("--min-time", "soon"), "'soon' is not a time"),
         (("--runtime", "ort", "--precision", "f16"), "onnxruntime takes no --precision f16"),
+        (("--iters", "3", "--mode", "throughput"), "--iters counts samples of latency"),
         (("--runtime", "ort", "--precision", "f32,bf16"), "no row takes --precision bf16"),
         (("--runtime", "torch", "--device", "GPU"), "--device GPU has no row"),
         (("--runtime", "torch", "--mode", "throughput"), "contradicts --mode throughput"),

@@ -198,6 +198,11 @@ def _refuse_unused(options: BenchOptions, rows: Sequence[PlannedRow]) -> None:
 def _check(options: BenchOptions) -> None:
     if not options.artifacts and not options.sweep.models:
         raise UsageError("ARTIFACT is missing", hint="Name a file of vitpe-export, or a model.")
+    if options.schedule.iters is not None and options.modes == ("throughput",):
+        raise UsageError(
+            "--iters counts samples of latency, and --mode is throughput alone",
+            hint="Say how long to measure with --min-time.",
+        )
     if options.labels is not None and options.images is None:
         raise UsageError("--labels are for --images", hint="Name the folder of the pictures.")
     for flag, values, known in (
