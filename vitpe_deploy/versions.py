@@ -39,7 +39,7 @@ BOUNDS: Mapping[str, Bound] = {
     "onnx-ir": Bound("0.2", "1.1", "export"),
     "onnxsim": Bound("0.7", "0.8", "export"),
     "safetensors": Bound("0.4.5", "0.8", "export"),
-    "timm": Bound("1.0.21", "1.0.31", "timm"),
+    "timm": Bound("1.0.24", "1.0.31", "timm"),
     "transformers": Bound("4.57", "5.24", "transformers"),
     "torchvision": Bound("0.24", "0.29", "torchvision"),
     "open_clip_torch": Bound("3.0", "3.3", "open-clip"),
