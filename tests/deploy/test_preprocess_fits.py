@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.needs import older
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.images import load_image, prepare, resize_values
 from vitpe_deploy.preprocess import Preprocess
@@ -34,6 +35,8 @@ def test_equals_timms_transform(
 ) -> None:
     from timm.data import create_transform
 
+    if older("timm", "1.0.31") and size[0] != size[1] and (kernel, mode) == ("bicubic", "center"):
+        pytest.skip("timm before 1.0.31 resizes for sizes that are not square bilinearly")
     theirs = create_transform(
         input_size=(3, *size), interpolation=kernel, mean=MEAN, std=STD, crop_pct=crop,
         crop_mode=mode,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.needs import needs
 from vitpe_deploy.encodings.base import Positions
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.models.detr import DetrEncoder
@@ -50,6 +51,7 @@ def in_projection(layer: nn.Module, kind: str) -> Tensor:
     return torch.cat([getattr(layer.qk, kind), getattr(layer.v, kind)])
 
 
+@needs("transformers", "5", "DETR's positions are asked for by shape")
 @pytest.mark.parametrize(("height", "width"), [(24, 32), (16, 16), (40, 56)])
 def test_agrees_with_transformers(height: int, width: int) -> None:
     """Layers and positions of transformers' DETR, given the same weights."""
