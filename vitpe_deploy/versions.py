@@ -36,7 +36,7 @@ BOUNDS: Mapping[str, Bound] = {
     "torch": Bound("2.9", "2.14", "export"),
     "onnxscript": Bound("0.7", "0.7", "export"),
     "onnx": Bound("1.19", "1.23", "export"),
-    "onnx-ir": Bound("0.2", "1.1", "export"),
+    "onnx-ir": Bound("0.2.1", "1.1", "export"),
     "onnxsim": Bound("0.7", "0.8", "export"),
     "safetensors": Bound("0.4.5", "0.8", "export"),
     "timm": Bound("1.0.24", "1.0.31", "timm"),

@@ -175,8 +175,8 @@ def test_commands_refuse_old_packages_and_note_new_ones(
     assert cli.export_main([*tiny, *rest]) == 1
     said = capsys.readouterr().err.splitlines()
     assert said[1:] == [  # behind the line that says what was asked for
-        "error: onnx-ir 0.1.9 is too old: 0.2 is the oldest version that works",
-        "  hint: Run: pip install -U 'onnx-ir>=0.2'",
+        "error: onnx-ir 0.1.9 is too old: 0.2.1 is the oldest version that works",
+        "  hint: Run: pip install -U 'onnx-ir>=0.2.1'",
     ]
     assert not (tmp_path / "out").exists()
     fake.update({"onnx-ir": "99.0", "timm": "0.9.12"})
