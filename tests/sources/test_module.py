@@ -99,7 +99,7 @@ def test_one_checkpoint_in_two_libraries(kit: Any, export: Any) -> None:
         timms = dynamic(pixels).numpy()
         assert kit.max_rel(resampled(pixels), timms) <= 1e-5
     transformers = kit.forward(module, pixels).logits.numpy()
-    assert kit.max_rel(timms, transformers) > 5e-3
+    assert kit.max_rel(timms, transformers) > 1e-3  # as much as 5e-3 with some versions
 
     from_timm = export(dynamic, 160)
     from_transformers = export(folder, 160)
