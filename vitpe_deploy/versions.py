@@ -37,7 +37,7 @@ BOUNDS: Mapping[str, Bound] = {
     "onnxscript": Bound("0.7", "0.7", "export"),
     "onnx": Bound("1.19", "1.23", "export"),
     "onnx-ir": Bound("0.2.1", "1.1", "export"),
-    "onnxsim": Bound("0.7", "0.8", "export"),
+    "onnxsim": Bound("0.8", "0.8", "export"),
     "safetensors": Bound("0.4.5", "0.8", "export"),
     "timm": Bound("1.0.24", "1.0.31", "timm"),
     "transformers": Bound("4.57", "5.24", "transformers"),

@@ -147,7 +147,8 @@ def test_static_at_another_size(
 
 
 DYNAMIC = [
-    (VIT, 16), (BEIT, 16), (RELPOS, 16), (EVA, 14), (DINOV3, 16), (SWIN, 4), (PVT, 1),
+    (VIT, 16), (BEIT, 16), (RELPOS, 16), (EVA, 14), (DINOV3, 16), (PVT, 1),
+    pytest.param(SWIN, 4, marks=needs("timm", "1.0.31", "earlier Swin asserts its own size")),
 ]  # fmt: skip
 
 
