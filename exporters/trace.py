@@ -150,7 +150,7 @@ def _additive_bias(
         if mask.dtype == torch.bool:
             zero = torch.zeros((), dtype=query.dtype)
             bias = torch.where(mask, zero, torch.full((), lowest, dtype=query.dtype))
-        bias = _bias_to_4d(bias.to(query.dtype), query.shape[0], key.shape[-2])
+        bias = _bias_to_4d(bias.to(query.dtype), query.shape[0])
     if is_causal:
         rows = torch.arange(query.shape[-2]).unsqueeze(1)
         columns = torch.arange(key.shape[-2]).unsqueeze(0)
@@ -162,14 +162,13 @@ def _additive_bias(
     return bias
 
 
-def _bias_to_4d(bias: Tensor, batch: int, columns: int) -> Tensor:
+def _bias_to_4d(bias: Tensor, batch: int) -> Tensor:
     """Broadcastable mask of any rank -> [1|B, 1|M, N, N]."""
     while bias.dim() < 4:
         # A rank-3 mask belongs to rank-3 attention: its first dimension is the batch.
         bias = bias.unsqueeze(1 if bias.dim() == 3 and bias.shape[0] == batch else 0)
     if bias.dim() > 4:
         bias = bias.flatten(0, bias.dim() - 4)
-    del columns
     return bias
 
 
