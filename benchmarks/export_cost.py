@@ -42,10 +42,10 @@ def measure_own(name: str, threads: int) -> dict[str, float]:
     import torch
 
     import vitpe_deploy
-    from vitpe_deploy import api
+    from vitpe_deploy import own_exporters
 
     torch.set_num_threads(threads)
-    api.require_exporters()
+    own_exporters.require_exporters()
     entry = SUITE[name]
     with tempfile.TemporaryDirectory(prefix="vitpe-cost-") as folder:
         report = vitpe_deploy.export(
@@ -67,10 +67,10 @@ def measure_bare(name: str, threads: int) -> dict[str, float]:
     """Seconds of one bare call, and bytes of the network's parameters."""
     import torch
 
-    from vitpe_deploy import api
+    from vitpe_deploy import own_exporters
 
     torch.set_num_threads(threads)
-    api.require_exporters()
+    own_exporters.require_exporters()
     made, x = network(name)
     made.requires_grad_(False)
     start = time.perf_counter()

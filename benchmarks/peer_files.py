@@ -182,8 +182,8 @@ def make_convert(name: str, folder: Path) -> dict[str, Any]:
 def make_ours(name: str, folder: Path, kind: str) -> dict[str, Any]:
     """Our files: ``.onnx`` first, in a fresh process, because its time is compared."""
     import vitpe_deploy
-    from vitpe_deploy.api import require_exporters
     from vitpe_deploy.manifest import read_manifest
+    from vitpe_deploy.own_exporters import require_exporters
 
     entry = SUITE[name]
     word, _, skipped = kind.partition(":")

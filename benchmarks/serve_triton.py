@@ -184,8 +184,8 @@ def _client() -> ModuleType:
 def _ask(site: Path, backends: Path, out: Path) -> dict[str, float]:
     import torch
 
-    from vitpe_deploy.api import open_model
     from vitpe_deploy.build_request import make_request
+    from vitpe_deploy.export_steps import open_model
 
     client = _client()
     module = open_model(make_request(MODEL)).load().fresh()

@@ -52,7 +52,7 @@ def test_libraries_that_print_do_not_reach_stdout(
         raise vitpe_deploy.VitpeError("enough")
 
     monkeypatch.setattr("sys.stdout", sys.__stdout__)
-    monkeypatch.setattr("vitpe_deploy.api.run_request", noisy)
+    monkeypatch.setattr("vitpe_deploy.export_steps.run_request", noisy)
     code, shown = run(cli.export_main, [*MODEL, "-o", tmp_path, "--json"], capfd)
     assert code == 1
     assert json.loads(shown.out)["message"] == "enough"
@@ -115,7 +115,7 @@ def test_a_defect_shows_its_traceback_only_with_vv(
     def fail(*_: object, **__: object) -> None:
         raise EOFError("of a\nlibrary")
 
-    monkeypatch.setattr("vitpe_deploy.api.plan_request", fail)
+    monkeypatch.setattr("vitpe_deploy.export_steps.plan_request", fail)
     code, shown = run(cli.export_main, ["--json", *flags], capfd)
     assert code == 1
     assert json.loads(shown.out)["kind"] == "internal"

@@ -7,11 +7,9 @@ prints.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,17 +22,14 @@ from vitpe_deploy.build_request import (
     thread_count,
     tolerance,
 )
-from vitpe_deploy.errors import ArtifactError, MissingExtraError, UsageError
-from vitpe_deploy.pair_export import refuse_existing_pair, write_pairs
-from vitpe_deploy.request import ExportRequest, ModelRequest, Resolution, closest
-from vitpe_deploy.towers import merged, split
-from vitpe_deploy.versions import BOUNDS, EXPORT, require, untested
+from vitpe_deploy.errors import MissingExtraError, UsageError
+from vitpe_deploy.export_steps import open_model, plan_exports, run_exports, source_of
+from vitpe_deploy.own_exporters import require_exporters
+from vitpe_deploy.request import ExportRequest, Resolution, closest
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from exporters.plan import Plan
-    from vitpe_deploy.files import StagedFiles
     from vitpe_deploy.inspection.report import InspectReport
     from vitpe_deploy.progress import Progress
     from vitpe_deploy.results import ExportReport, VerifyReport
@@ -194,15 +189,6 @@ def export(
     return export_request(request, module=module, progress=progress)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRequest:
-    """One model on its way to its files, which is one of two under ``--tower both``."""
-
-    request: ExportRequest
-    source: Source
-    plan: Plan
-
-
 def export_request(
     request: ExportRequest, *, module: nn.Module | None = None, progress: Progress | None = None
 ) -> ExportReport:
@@ -213,144 +199,6 @@ def export_request(
     """
     with _ONE_AT_A_TIME:
         return run_exports(request, plan_exports(request, module), progress=progress)
-
-
-def plan_exports(
-    request: ExportRequest, module: nn.Module | None = None
-) -> tuple[PlannedRequest, ...]:
-    """The exports that a request means, all of them planned before any is carried out.
-
-    Raises:
-        VitpeError: as :func:`plan_request`.
-    """
-    opened = [(one, open_model(one, module)) for one in split(request)]
-    planned = tuple(PlannedRequest(one, src, plan_request(one, src)) for one, src in opened)
-    refuse_existing_pair(request, planned[0].source)
-    return planned
-
-
-def run_exports(
-    request: ExportRequest,
-    exports: Sequence[PlannedRequest],
-    *,
-    progress: Progress | None = None,
-    before_each: Callable[[PlannedRequest], None] | None = None,
-) -> ExportReport:
-    """Carry out what :func:`plan_exports` gave; the files of all appear at once.
-
-    Args:
-        request: what was planned.
-        exports: its exports.
-        progress: told what happens.
-        before_each: called with each export before it begins.
-
-    Raises:
-        VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written, unless it is
-            ``layout`` that failed: then the files lie as ``layout="files"`` writes them.
-    """
-    from vitpe_deploy.files import StagedFiles
-    from vitpe_deploy.layouts.repository import lay_out
-
-    def run(export: PlannedRequest, staging: StagedFiles | None) -> ExportReport:
-        if before_each is not None:
-            before_each(export)
-        return run_request(export.request, export.source, progress=progress, staging=staging)
-
-    if len(exports) == 1:
-        return lay_out(request, run(exports[0], None))
-    with StagedFiles(request.output_dir) as staging:
-        reports = [run(export, staging) for export in exports]
-        pairs = write_pairs(request, exports[0].source, reports, staging)
-        staging.commit(replace=request.force)
-    return lay_out(request, merged(reports, pairs))
-
-
-def open_model(request: ExportRequest, module: nn.Module | None = None) -> Source:
-    """The source of a request. Loads nothing, and imports no torch for a reference model."""
-    if module is None and request.model.model.endswith(".onnx"):
-        from vitpe_deploy.sources.own_file import own_file
-
-        found = own_file(request)
-        if found is not None:
-            return found
-    return _source(request.model, module, request.resolutions)
-
-
-def plan_request(request: ExportRequest, source: Source) -> Plan:
-    """What the request will write and prove. Everything that can be refused cheaply is, here.
-
-    Raises:
-        UsageError: flags that contradict, files in the way, or no pictures where told.
-        SizeError: a size that the model cannot take.
-        ArtifactError: another package shadows ours.
-    """
-    _require_own_exporters()
-    from vitpe_deploy.files import refuse_existing
-    from vitpe_deploy.layouts.repository import check_layout
-
-    plan = _plan(request, source)
-    folder = request.output_dir
-    if os.path.exists(folder) and not os.path.isdir(folder):  # pathlib's raise without permission
-        raise UsageError(f"--output {folder} is a file", hint="Give a folder.")
-    refuse_existing(plan.paths(request), force=request.force)
-    check_layout(request, plan.paths(request))
-    if request.verify.images is not None:
-        from vitpe_deploy.images import list_images
-
-        list_images(request.verify.images)
-    return plan
-
-
-def run_request(
-    request: ExportRequest,
-    source: Source,
-    *,
-    progress: Progress | None = None,
-    staging: StagedFiles | None = None,
-) -> ExportReport:
-    """Carry out a planned request of one model.
-
-    Args:
-        request: what is asked for.
-        source: where the model comes from.
-        progress: told what happens.
-        staging: where the files stay until whoever opened it commits it; without one they appear
-            in the end.
-
-    Raises:
-        VitpeError: see :mod:`vitpe_deploy.errors`; nothing was written.
-    """
-    run = require_exporters()
-    if progress is not None:
-        for line in untested(BOUNDS):
-            progress.note(f"note: {line}")
-    if _is_respelled(request, source):
-        respell = importlib.import_module("exporters.respell.run").run_respelling
-        respelled: ExportReport = respell(request, source, progress=progress)
-        return respelled
-    report: ExportReport = run(request, source, progress=progress, staging=staging)
-    return report
-
-
-def _plan(request: ExportRequest, source: Source) -> Plan:
-    if _is_respelled(request, source):
-        require_exporters()
-        planned: Plan = importlib.import_module("exporters.respell.run").plan_respelling(
-            request, source
-        )
-        return planned
-    from exporters.plan import make_plan
-
-    return make_plan(request, source.facts())
-
-
-def _is_respelled(request: ExportRequest, source: Source) -> bool:
-    """Whether the source is a file of ours that is respelled, not traced."""
-    if not request.model.model.endswith(".onnx"):
-        return False
-    from vitpe_deploy.sources.own_file import OwnFile
-
-    return isinstance(source, OwnFile)
 
 
 def verify(
@@ -515,52 +363,6 @@ def inspect(
     return inspect_source(source, request.model.model, passes=passes)
 
 
-def require_exporters() -> Any:
-    """The pipeline's entry, after making sure that ``exporters`` is ours.
-
-    Raises:
-        ArtifactError: another package of that name is first on the path.
-        MissingExtraError: an exporter's dependency is not installed.
-        VersionError: one is installed and too old.
-    """
-    _require_own_exporters()
-    require(EXPORT)
-    try:
-        return importlib.import_module("exporters.pipeline").run_export
-    except ModuleNotFoundError as problem:
-        package = (problem.name or "torch").partition(".")[0]
-        if package in ("exporters", "vitpe_deploy"):
-            raise
-        raise MissingExtraError(package, "export") from problem
-
-
-def _require_own_exporters() -> None:
-    spec = importlib.util.find_spec("exporters")
-    try:
-        mark = getattr(importlib.import_module("exporters"), "DISTRIBUTION", None)
-    except Exception:  # whatever somebody else's package does when it is imported
-        mark = None
-    if mark == "vitpe-deploy":
-        return
-    where = "nowhere"
-    if spec is not None:
-        where = spec.origin or next(iter(spec.submodule_search_locations or ["?"]))
-    raise ArtifactError(
-        f"another package called 'exporters' shadows ours: {where}",
-        hint="Uninstall it, then reinstall: pip install --force-reinstall --no-deps vitpe-deploy.",
-    )
-
-
-def _source(request: ModelRequest, module: nn.Module | None, sizes: Sequence[Resolution]) -> Source:
-    if module is None:
-        from vitpe_deploy.sources import open_source
-
-        return open_source(request)
-    from vitpe_deploy.sources.module import open_module
-
-    return open_module(module, request, sizes[0] if sizes else None)
-
-
 def _against(
     model: Model | None,
     encoding: str | None,
@@ -585,7 +387,7 @@ def _against(
     module = module_of(model)
     has_towers = None if module is None else hasattr(module, "get_text_features")
     request = as_exported(request, artifact, has_towers=has_towers)
-    return _source(request, module, sizes)
+    return source_of(request, module, sizes)
 
 
 def _verify_options(

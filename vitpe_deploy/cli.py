@@ -87,7 +87,7 @@ def export(
             context, Path(model), "model", output=output, force=force, as_json=as_json,
             dry_run=dry_run, level=level,
         )  # fmt: skip
-    from vitpe_deploy import api, towers
+    from vitpe_deploy import export_steps, towers
     from vitpe_deploy.build_request import make_request
 
     request = make_request(
@@ -132,10 +132,10 @@ def export(
         force=force,
         threads=threads,
     )
-    exports = api.plan_exports(request)
+    exports = export_steps.plan_exports(request)
     from vitpe_deploy import cli_summary as summary
 
-    def announce(one: api.PlannedRequest) -> None:
+    def announce(one: export_steps.PlannedRequest) -> None:
         console.note(summary.header(one.request, one.source.facts(), one.plan))
 
     with Console(level) as console, stdout_for_results():
@@ -147,7 +147,7 @@ def export(
             document = towers.merged_plans(planned)
             said = json.dumps(document, indent=2) if as_json else summary.plan_summary(document)
             return Outcome(said)
-        report = api.run_exports(request, exports, progress=console, before_each=announce)
+        report = export_steps.run_exports(request, exports, progress=console, before_each=announce)
         _show_passes(console, report)
     text = report.model_dump_json(by_alias=True, indent=2)
     return Outcome(text if as_json else summary.export_summary(report), _exit_code(report))
