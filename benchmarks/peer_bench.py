@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from peer_floors import ENGINES
 
 from vitpe_deploy.bench.protocol import ChildSpec, Judge
-from vitpe_deploy.bench.rounds import Candidate, Measured, Schedule, measure
+from vitpe_deploy.bench.rounds import Candidate, Measured, Schedule, measure, ratio_of_rounds
+from vitpe_deploy.bench.statistics import round_medians
 from vitpe_deploy.errors import VitpeError
 
 FILES = Path(__file__).with_name("peer_files.py")
@@ -124,7 +128,7 @@ def rank_peers(bench: Bench, name: str) -> dict[str, Any]:
     kept = bench.folder(name) / "ranked.json"
     if kept.is_file():
         found: dict[str, Any] = json.loads(kept.read_text())
-        return found
+        return found | {"chosen": best_peers(found["rows"])}
     peers, left_out = bench.peers(name)
 
     def lost(candidate: Candidate, error: VitpeError) -> None:
@@ -135,29 +139,56 @@ def rank_peers(bench: Bench, name: str) -> dict[str, Any]:
     for one in [m for m in tried if m.agreement is not None and not m.agreement.passed]:
         tried.remove(one)
         left_out.append({"peer": one.candidate.label, "reason": f"wrong: {one.agreement}"})
-    ranked = {
-        "rows": [row(m) for m in tried],
-        "chosen": [c.label for c in best_peers(tried)],
-        "left_out": left_out,
-    }
+    ranked = {"rows": [row(m) for m in tried], "left_out": left_out}
     kept.write_text(json.dumps(ranked, indent=1))
-    return ranked
+    return ranked | {"chosen": best_peers(ranked["rows"])}
 
 
-def best_peers(found: Sequence[Measured]) -> list[Candidate]:
-    """The fastest of each engine, and torch only where it comes near the fastest of all."""
-    ranked = sorted(found, key=lambda m: m.summary.min)
-    kept = [
-        m.candidate
-        for engine in ENGINES
-        for m in [m for m in ranked if m.candidate.spec.runtime == engine][:KEEP]
-    ]
-    fastest = ranked[0].summary.min
+def best_peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Labels of the fastest of each engine, plain exports and all others, and torch if it is near.
+
+    Args:
+        rows: what a few rounds gave, see :func:`row`.
+    """
+    ranked = sorted(rows, key=lambda r: float(r["latency_ms"]["min"]))
+    kept = []
+    for engine in ENGINES:
+        own = [r["label"] for r in ranked if r["runtime"] == engine]
+        kept += [label for label in own if is_plain(label)][:KEEP]
+        kept += [label for label in own if not is_plain(label)][:KEEP]
+    near = NEAR * ranked[0]["latency_ms"]["min"]
     return kept + [
-        m.candidate
-        for m in ranked
-        if m.candidate.spec.runtime == "torch" and m.summary.min < NEAR * fastest
+        r["label"] for r in ranked if r["runtime"] == "torch" and r["latency_ms"]["min"] < near
     ]
+
+
+def is_plain(label: str) -> bool:
+    """Whether a peer is what torch.onnx.export wrote, and nothing worked on it afterwards."""
+    return re.fullmatch(r"opset\d+ in \w+", label) is not None
+
+
+def against(mine: Measured, rivals: Sequence[Measured]) -> dict[str, Any]:
+    """The fastest rival over ours, latencies paired by round.
+
+    Of several that are equally fast one is the fastest by chance, and just in the rounds that say
+    so. Every second round is compared with the rival that is the fastest in the other ones.
+    """
+
+    def level(rival: Measured, half: int) -> float:
+        of, to = (m.rounds[half::2] or m.rounds for m in (rival, mine))
+        ratios = round_medians(of) / round_medians(to)
+        return float(np.median(ratios))
+
+    chosen = [min(rivals, key=lambda m, half=half: level(m, half)) for half in (0, 1)]
+    rounds = [chosen[1 - k % 2].rounds[k] for k in range(len(mine.rounds))]
+    found = ratio_of_rounds((mine.rounds, mine.starts), (rounds, mine.starts))
+    return {
+        "ours": mine.candidate.label,
+        "peer": " or ".join(dict.fromkeys(m.candidate.label for m in chosen)),
+        "ours_ms": mine.summary.median,
+        "peer_ms": statistics.median([sample for samples in rounds for sample in samples]),
+        **asdict(found),
+    }
 
 
 def row(one: Measured) -> dict[str, Any]:

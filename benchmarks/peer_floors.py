@@ -7,7 +7,10 @@ from typing import Any
 
 ENGINES = ("onnxruntime", "openvino")
 
-GEOMETRIC_MEAN = {"onnxruntime": 1.10, "openvino": 1.05, "across": 1.07}
+GEOMETRIC_MEAN = {
+    "plain_over_ours": {"onnxruntime": 1.10, "openvino": 1.05},
+    "peer_over_ours": {"across": 1.07},
+}
 POOLED_BY_CLS = {"onnxruntime": 1.09, "openvino": 1.06}
 NEVER_ALL_BELOW = 0.98
 DYNAMIC = 1.02
@@ -22,16 +25,22 @@ MAX_REL = 1e-5
 
 
 def misses(
-    results: Sequence[Mapping[str, Any]], means: Mapping[str, float], *, whole_suite: bool
+    results: Sequence[Mapping[str, Any]],
+    means: Mapping[str, Mapping[str, float]],
+    *,
+    whole_suite: bool,
 ) -> list[str]:
-    """Every floor that is missed, in words. Means are judged over the whole suite alone."""
+    """Every floor that is missed, in words. Means are judged over the whole suite alone.
+
+    In one engine the floors are for the best plain export, across engines for the best peer of
+    all; no peer of any kind may be surely faster.
+    """
     found = []
-    if whole_suite:
-        found += [
-            f"geometric mean {where}: {means.get(where, 0.0):.3f}, floor {floor:.2f}"
-            for where, floor in GEOMETRIC_MEAN.items()
-            if not means.get(where, 0.0) >= floor
-        ]
+    for kind, floors in GEOMETRIC_MEAN.items() if whole_suite else ():
+        for where, floor in floors.items():
+            mean = means.get(kind, {}).get(where, 0.0)
+            if not mean >= floor:
+                found.append(f"geometric mean {where}: {mean:.3f}, floor {floor:.2f}")
     for result in results:
         found += [f"{result['model']}: {text}" for text in _of_model(result)]
     return found
@@ -42,10 +51,11 @@ def _of_model(result: Mapping[str, Any]) -> list[str]:
         return [f"no figures: {result['problem']}"]
     found, bias = [], result["bias"]
     for engine in ENGINES:
-        ratio = result["peer_over_ours"][engine]
-        if result["pooled_by_cls"] and not ratio["median"] >= POOLED_BY_CLS[engine]:
+        plain = result["plain_over_ours"][engine]
+        if result["pooled_by_cls"] and not plain["median"] >= POOLED_BY_CLS[engine]:
             floor = POOLED_BY_CLS[engine]
-            found.append(f"{ratio['median']:.3f} in {engine}, floor {floor:.2f}")
+            found.append(f"{plain['median']:.3f} in {engine}, floor {floor:.2f}")
+        ratio = result["peer_over_ours"][engine]
         if ratio["high"] < NEVER_ALL_BELOW:
             found.append(f"slower than {ratio['peer']}: {ratio['median']:.3f}, all below 0.98")
     limit = DYNAMIC_WITH_BIAS if bias else DYNAMIC

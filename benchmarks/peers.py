@@ -11,9 +11,11 @@ engines; openvino.convert_model straight from torch; torch eager and torch.compi
 ``--quick``: compiling costs minutes and is never the best on these CPUs).
 
 Everything is timed as ``vitpe-bench`` times it. All peers run a few rounds first; the two fastest
-of each engine, and torch where it comes near, are then measured well, interleaved with ours and in
-processes started twice. A ratio is peer over ours, paired by round: above 1, ours is faster. A peer
-whose output is wrong is no peer. Networks carry random weights.
+plain exports and the two fastest others of each engine, and torch where it comes near, are then
+measured well, interleaved with ours and in processes started twice. A ratio is peer over ours,
+paired by round: above 1, ours is faster. Every second round is compared with the peer that is the
+fastest in the other ones, so that nobody is the best by chance alone. A peer whose output is wrong
+is no peer. Networks carry random weights.
 
 What an export takes is measured by export_cost.py, where both sides take turns.
 
@@ -38,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from peer_ablation import ablation_files, run_ablation
-from peer_bench import Bench, rank_peers, row
+from peer_bench import Bench, against, is_plain, rank_peers, row
 from peer_files import SUITE
 from peer_floors import ENGINES, misses
 from peer_tables import ablation_table, tables
@@ -108,13 +110,19 @@ def run_model(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def ratios(measured: dict[str, Measured]) -> dict[str, Any]:
-    """Best peer over ours per engine and across them, and dynamic over static."""
-    found: dict[str, Any] = {"peer_over_ours": {}, "dynamic_over_static": {}}
+    """Best peer over ours per engine and across them, and dynamic over static.
+
+    ``plain_over_ours`` knows torch's own files alone (all peers where none of these is right),
+    ``peer_over_ours`` all peers.
+    """
+    found: dict[str, Any] = {"plain_over_ours": {}, "peer_over_ours": {}, "dynamic_over_static": {}}
     peers = [m for label, m in measured.items() if not label.startswith(("ours", "dynamic"))]
     own = [m for label, m in measured.items() if label.startswith("ours")]
     for engine in ENGINES:
         mine = measured[f"ours in {engine}"]
         rivals = [m for m in peers if m.candidate.spec.runtime == engine]
+        plain = [m for m in rivals if is_plain(m.candidate.label)]
+        found["plain_over_ours"][engine] = against(mine, plain or rivals)
         found["peer_over_ours"][engine] = against(mine, rivals)
         if f"dynamic in {engine}" in measured:
             other = measured[f"dynamic in {engine}"]
@@ -122,18 +130,6 @@ def ratios(measured: dict[str, Measured]) -> dict[str, Any]:
     fastest = min(own, key=lambda m: m.summary.median)
     found["peer_over_ours"]["across"] = against(fastest, peers)
     return found
-
-
-def against(mine: Measured, rivals: Sequence[Measured]) -> dict[str, Any]:
-    """The ratio of the rival that is fastest."""
-    best = min(rivals, key=lambda m: compare(mine, m).median)
-    return {
-        "ours": mine.candidate.label,
-        "peer": best.candidate.label,
-        "ours_ms": mine.summary.median,
-        "peer_ms": best.summary.median,
-        **asdict(compare(mine, best)),
-    }
 
 
 def memory(mine: Measured, peaks: dict[str, int | None]) -> dict[str, Any]:
@@ -219,9 +215,10 @@ def kept_results(file: Path, kind: str, names: Sequence[str]) -> list[dict[str, 
 def judged(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """All results, their geometric means, and the floors that are missed."""
     good = [r for r in results if "problem" not in r]
+    kinds = {"plain_over_ours": ENGINES, "peer_over_ours": (*ENGINES, "across")}
     means = {
-        where: geometric_mean([r["peer_over_ours"][where]["median"] for r in good])
-        for where in (*ENGINES, "across")
+        kind: {where: geometric_mean([r[kind][where]["median"] for r in good]) for where in places}
+        for kind, places in kinds.items()
         if good
     }
     return {
