@@ -377,8 +377,10 @@ class LoadedModel(ABC):
         Raises:
             SourceError: names the tensors.
         """
-        bad = [n for n, p in self._pristine.named_parameters() if not bool(p.isfinite().all())]
-        bad += [n for n, b in self._pristine.named_buffers() if bool(b.isnan().any())]
+        from vitpe_deploy.sources.finite import has_nan, is_finite
+
+        bad = [n for n, p in self._pristine.named_parameters() if not is_finite(p)]
+        bad += [n for n, b in self._pristine.named_buffers() if has_nan(b)]
         if bad:
             listed = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
             raise SourceError(
