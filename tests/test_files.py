@@ -112,6 +112,8 @@ INTERRUPTED = textwrap.dedent(
                 staging.path(name).write_text(text)
             staging.commit()
 
+    # Jobs in the background ignore Ctrl-C, and so does what they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.addaudithook(interrupt_at_the_last)
     for step in range(1, 100):
         folder, last = root / f"step{step}", 0
