@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from op_times import example, openvino_settings
 
-from vitpe_deploy.runtimes.openvino import import_openvino
+from vitpe_deploy.runtimes.openvino import shared_core
 
 WARMUP, PER_ROUND = 2, 2
 SEED = 0
@@ -77,7 +77,7 @@ def load_ort(file: Path) -> Callable[[], object]:
 
 def load_openvino(file: Path) -> Callable[[], object]:
     """One inference in OpenVINO."""
-    compiled = import_openvino().Core().compile_model(str(file), "CPU", openvino_settings(1))
+    compiled = shared_core().compile_model(str(file), "CPU", openvino_settings(1))
     request = compiled.create_infer_request()
     port = compiled.inputs[0]
     shape = [d.get_length() if d.is_static else "" for d in port.get_partial_shape()]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from vitpe_deploy.runtimes.openvino import import_openvino
+from vitpe_deploy.runtimes.openvino import shared_core
 from vitpe_deploy.threads import available_cpus
 
 WARMUP = 3
@@ -92,9 +92,8 @@ def profile_ort(file: Path, runs: int, threads: int) -> list[NodeTime]:
 
 def profile_openvino(file: Path, runs: int, threads: int) -> list[NodeTime]:
     """Nodes of OpenVINO's execution graph, by its layer types."""
-    engine = import_openvino()
     settings = openvino_settings(threads) | {"PERF_COUNT": True}
-    compiled = engine.Core().compile_model(str(file), "CPU", settings)
+    compiled = shared_core().compile_model(str(file), "CPU", settings)
     request = compiled.create_infer_request()
     port = compiled.inputs[0]
     shape = [d.get_length() if d.is_static else "" for d in port.get_partial_shape()]

@@ -14,7 +14,7 @@ from typing import Any
 from vitpe_deploy.errors import ExportFailedError
 from vitpe_deploy.files import disk_refusal
 from vitpe_deploy.limits import AxisLimit
-from vitpe_deploy.runtimes.openvino import import_openvino
+from vitpe_deploy.runtimes.openvino import import_openvino, shared_core
 
 
 def convert(
@@ -43,12 +43,12 @@ def convert(
     """
     openvino = import_openvino()
     try:
-        model = openvino.Core().read_model(str(onnx_path))
+        model = shared_core().read_model(str(onnx_path))
     except RuntimeError as problem:
         lines = [line for line in str(problem).splitlines() if line.strip()]
         raise ExportFailedError(f"OpenVINO cannot read the graph: {lines[-1][:200]}") from problem
     if change is not None:
-        model = change(model, lambda: openvino.Core().read_model(str(onnx_path)))
+        model = change(model, lambda: shared_core().read_model(str(onnx_path)))
     _bound(openvino, model, limits)
     _name_by_place(model)
     for key, value in sorted(metadata.items()):

@@ -30,6 +30,7 @@ from vitpe_deploy.bench.resume import measured_how
 from vitpe_deploy.cli import bench_main
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.report.html import render
+from vitpe_deploy.runtimes.openvino import shared_core
 
 SCHEMA = Path(vitpe_deploy.__file__).parent / "bench" / "bench.schema.json"
 QUICK = ("--threads", "1", "--rounds", "4", "--starts", "1", "--iters", "8", "--warmup", "1", "-q")
@@ -278,10 +279,8 @@ def test_device_that_is_not_there_names_those_that_are(bench: Bench, static: Pat
 @pytest.mark.usefixtures("without_torch")
 def test_c29_report_says_the_precision_that_is_executed(bench: Bench, static: Path) -> None:
     """f16 is asked for; the report says what OpenVINO's own compiled model says it executes."""
-    import openvino
-
     config = {"INFERENCE_PRECISION_HINT": "f16"}
-    compiled = openvino.Core().compile_model(str(static), "CPU", config)
+    compiled = shared_core().compile_model(str(static), "CPU", config)
     executed = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     _, document = bench(static, "--runtime", "openvino", "--precision", "f16", *QUICK)
     (row,) = document["results"]

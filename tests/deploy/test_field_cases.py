@@ -15,7 +15,7 @@ from vitpe_deploy.errors import SizeError
 from vitpe_deploy.images import prepare
 from vitpe_deploy.manifest import manifest_path
 from vitpe_deploy.preprocess import Preprocess
-from vitpe_deploy.runtimes.openvino import import_openvino
+from vitpe_deploy.runtimes.openvino import shared_core
 
 TINY = {"depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
 
@@ -43,7 +43,7 @@ def test_c35_preprocessing_is_in_the_files(folder: Path) -> None:
     onnx = next(folder.glob("*.onnx"))
     session = onnxruntime.InferenceSession(str(onnx), providers=["CPUExecutionProvider"])
     in_onnx = session.get_modelmeta().custom_metadata_map["vitpe.preprocess"]
-    core = import_openvino().Core()
+    core = shared_core()
     model = core.read_model(str(next(folder.glob("*.xml"))))
     in_ir = model.get_rt_info(["framework", "vitpe.preprocess"]).astype(str)
     for text in (in_onnx, in_ir):

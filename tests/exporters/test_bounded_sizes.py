@@ -13,7 +13,7 @@ import vitpe_deploy
 from vitpe_deploy import cli
 from vitpe_deploy.errors import SizeError, UsageError
 from vitpe_deploy.runtimes import open_runtime
-from vitpe_deploy.runtimes.openvino import import_openvino
+from vitpe_deploy.runtimes.openvino import shared_core
 
 CLASSES = 10
 
@@ -55,8 +55,7 @@ def picture(height: int, width: int) -> np.ndarray:
 
 
 def test_the_ir_alone_refuses_sizes_outside(bounded: dict[str, Path]) -> None:
-    openvino = import_openvino()
-    core = openvino.Core()
+    core = shared_core()
     model = core.read_model(str(bounded["openvino"]))
     shape = model.input(0).get_partial_shape()
     ends = [(d.get_min_length(), d.get_max_length()) for d in shape]

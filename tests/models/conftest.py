@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitpe_deploy.runtimes.openvino import import_openvino
+from vitpe_deploy.runtimes.openvino import shared_core
 
 Array = NDArray[Any]
 
@@ -62,7 +62,6 @@ def export() -> Callable[..., Engines]:
     ) -> Engines:
         import onnxruntime
 
-        openvino = import_openvino()
         shapes = {axis: torch.export.Dim.DYNAMIC for axis in dynamic or {}}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own internals
@@ -81,8 +80,8 @@ def export() -> Callable[..., Engines]:
         options.intra_op_num_threads = 2
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        compiled = openvino.Core().compile_model(
-            openvino.Core().read_model(data),
+        compiled = shared_core().compile_model(
+            shared_core().read_model(data),
             "CPU",
             {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2},
         )

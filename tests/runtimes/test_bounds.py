@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from vitpe_deploy.limits import AxisLimit
 from vitpe_deploy.runtimes.bounds import bound_shapes
+from vitpe_deploy.runtimes.openvino import shared_core
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def model(tmp_path: Path) -> openvino.Model:
     path = tmp_path / "twice.onnx"
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.save(made, str(path))
-    return openvino.Core().read_model(str(path))
+    return shared_core().read_model(str(path))
 
 
 def test_bounds_of_the_file_are_those_of_the_engine(model: openvino.Model) -> None:
@@ -35,7 +36,7 @@ def test_bounds_of_the_file_are_those_of_the_engine(model: openvino.Model) -> No
     bounded = bound_shapes(model, limits)
     shape = bounded.inputs[0].get_partial_shape()
     assert [str(dim) for dim in shape] == ["?", "3", "64..96", "?"]
-    compiled = openvino.Core().compile_model(bounded, "CPU")
+    compiled = shared_core().compile_model(bounded, "CPU")
     x = np.ones((2, 3, 80, 48), np.float32)
     assert (compiled([x])[0] == 2).all()
     with pytest.raises(RuntimeError):

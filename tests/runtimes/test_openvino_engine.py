@@ -14,7 +14,7 @@ import pytest
 
 from vitpe_deploy.errors import ArtifactError, DeviceError, UnsupportedError, UsageError
 from vitpe_deploy.runtimes import open_runtime
-from vitpe_deploy.runtimes.openvino import OpenVinoRuntime, import_openvino
+from vitpe_deploy.runtimes.openvino import OpenVinoRuntime, import_openvino, shared_core
 
 Answer = Callable[[np.ndarray], dict[str, np.ndarray]]
 MakeModel = Callable[..., Path]
@@ -26,7 +26,7 @@ def make_ir(make_model: MakeModel, tmp_path: Path) -> Callable[..., Path]:
 
     def make(shape: str | None = None) -> Path:
         openvino = import_openvino()
-        model = openvino.Core().read_model(str(make_model()))
+        model = shared_core().read_model(str(make_model()))
         if shape is not None:
             model.reshape(openvino.PartialShape(shape))
         path = tmp_path / "ir" / "tiny.xml"
@@ -45,7 +45,7 @@ def test_every_cpu_based_device_runs_and_reports_what_executes(
         got = runtime.run({"pixel_values": pictures})["logits"]
         info = runtime.info
     np.testing.assert_allclose(got, answer(pictures)["logits"], atol=1e-6)
-    full_name = import_openvino().Core().get_property("CPU", "FULL_DEVICE_NAME")
+    full_name = shared_core().get_property("CPU", "FULL_DEVICE_NAME")
     assert (info.device, info.device_name) == (device, full_name)
     assert (info.precision_executed, info.threads) == ("f32", 1)
 
@@ -55,9 +55,8 @@ def test_precision_is_the_one_executed_not_the_one_asked_for(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """A CPU runs f16 requests in another format; which one only the compiled model knows."""
-    openvino = import_openvino()
     path = make_model()
-    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": asked})
+    compiled = shared_core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": asked})
     executed = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
 
     monkeypatch.setattr(
@@ -81,7 +80,7 @@ def test_precision_is_the_one_executed_not_the_one_asked_for(
 def test_absent_device_names_the_present_ones(
     make_model: MakeModel, device: str, word: str
 ) -> None:
-    available = import_openvino().Core().available_devices
+    available = shared_core().available_devices
     if any(d.startswith(word.split(".")[0]) for d in available):
         pytest.skip(f"this machine has {word}")
     with (

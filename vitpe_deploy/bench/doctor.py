@@ -12,7 +12,7 @@ from typing import Any
 from vitpe_deploy.bench import host
 from vitpe_deploy.errors import VitpeError
 from vitpe_deploy.runtimes.onnxruntime import import_onnxruntime
-from vitpe_deploy.runtimes.openvino import import_openvino
+from vitpe_deploy.runtimes.openvino import shared_core
 from vitpe_deploy.threads import available_cpus
 
 _WORKSHOP = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxsim", "safetensors")
@@ -69,7 +69,7 @@ def _used(providers: list[str], devices: dict[str, str]) -> dict[str, str]:
 
 def _openvino_devices() -> tuple[dict[str, str], str]:
     try:
-        core = import_openvino().Core()
+        core = shared_core()
     except VitpeError as error:
         return {}, f"openvino: {error.message}"
     found: dict[str, str] = {}

@@ -37,9 +37,9 @@ def gflops(path: Path, shape: Sequence[int]) -> float | None:
 
 def count(path: Path, shape: Sequence[int]) -> int:
     """Operations for one input of ``shape``."""
-    from vitpe_deploy.runtimes.openvino import import_openvino
+    from vitpe_deploy.runtimes.openvino import shared_core
 
-    model = import_openvino().Core().read_model(str(path))
+    model = shared_core().read_model(str(path))
     model.reshape({model.inputs[0]: list(shape)})
     return sum(operations(node) for node in model.get_ordered_ops())
 

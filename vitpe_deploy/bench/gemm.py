@@ -67,7 +67,7 @@ def _openvino_peak(size: int, threads: int) -> float:
     """With a constant right side, as the weights of a network are: it may be packed once."""
     import numpy as np
 
-    from vitpe_deploy.runtimes.openvino import import_openvino
+    from vitpe_deploy.runtimes.openvino import import_openvino, shared_core
 
     ov = import_openvino()
     a, b = np.random.default_rng(0).standard_normal((2, size, size), dtype=np.float32)
@@ -80,7 +80,7 @@ def _openvino_peak(size: int, threads: int) -> float:
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
     }
-    request = ov.Core().compile_model(model, "CPU", config).create_infer_request()
+    request = shared_core().compile_model(model, "CPU", config).create_infer_request()
     return _best(lambda: request.infer([a], share_inputs=True, share_outputs=True), 2.0 * size**3)
 
 

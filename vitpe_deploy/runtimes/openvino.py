@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class OpenVinoRuntime(FileRuntime):
 
     def _open(self) -> Opened:
         engine = import_openvino()
-        core = engine.Core()
+        core = shared_core()
         model = self._read(core)
         limits = _limits(model)
         base_devices = self._base_devices()
@@ -250,7 +251,7 @@ def read_model(path: Path) -> Any:
         ArtifactError: missing, damaged, or without its data files.
         DeviceError: OpenVINO is not installed.
     """
-    return OpenVinoRuntime(path)._read(import_openvino().Core())
+    return OpenVinoRuntime(path)._read(shared_core())
 
 
 def import_openvino() -> Any:
@@ -349,3 +350,23 @@ def _device_name(core: Any, device: str) -> str:
         return str(core.get_property(device, "FULL_DEVICE_NAME"))
     except RuntimeError:
         return device
+
+
+def shared_core() -> Any:
+    """The one ``openvino.Core`` of this process, which lives as long as the process.
+
+    The CPU plugin of every Core gives the thread that loads it a stack for signal handlers, and
+    takes it back when the Core goes. Of two Cores the older one going first leaves the thread with
+    a stack that is no longer there, and the next signal, Ctrl-C too, ends the process with a
+    segmentation fault (OpenVINO 2026.4).
+
+    Raises:
+        DeviceError: OpenVINO is not installed.
+        VersionError: it is too old.
+    """
+    return _core_of(import_openvino())
+
+
+@cache
+def _core_of(engine: Any) -> Any:
+    return engine.Core()
