@@ -11,6 +11,7 @@ import pytest
 
 import vitpe_deploy
 from vitpe_deploy import api
+from vitpe_deploy.bench.entry import benchmark
 from vitpe_deploy.cli_summary import export_summary, verify_summary
 from vitpe_deploy.inputs import ImageInput
 from vitpe_deploy.parity import ParityCase, Target, agreement_cases, check, make_case
@@ -95,6 +96,14 @@ def test_one_batch_shows_an_output_that_ignores_its_input(tmp_path: Path) -> Non
     assert (row.judged_on, row.inputs) == ("calibration", 2)
 
 
+def timed(path: Path) -> tuple[str | None, bool]:
+    """What a benchmark's agreement was counted on, and whether it warns that this was noise."""
+    quick: dict[str, Any] = {"rounds": 1, "starts": 1, "iters": 1, "warmup": 0, "threads": 1}
+    (row,) = benchmark(path, runtimes=["ort"], **quick).results
+    assert row.agreement is not None
+    return row.agreement.judged_on, any(SAID in text for text in row.warnings)
+
+
 def test_every_row_and_summary_says_what_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,9 +118,11 @@ def test_every_row_and_summary_says_what_it_was(
     assert {row.judged_on for row in report.parity} == {"calibration"}
     assert SAID not in export_summary(report)
     path = Path(report.artifacts[0].path)
+    assert timed(path) == ("calibration", False)
     (tmp_path / "elsewhere").mkdir()
     packed = api.bundle(path, threads=1, output_dir=tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path / "elsewhere")
+    assert timed(path) == ("noise", True)
     notes = Notes()
     again = vitpe_deploy.verify(path, threads=1, progress=notes)
     assert {row.judged_on for row in again.parity} == {"noise"}

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field
 
 from vitpe_deploy.bench.statistics import RatioVerdict
-from vitpe_deploy.results import LayerVerdict, Value
+from vitpe_deploy.results import JudgedOn, LayerVerdict, Value
 
 Mode: TypeAlias = Literal["latency", "throughput"]
 
@@ -48,6 +48,8 @@ class AgreementRecord(Value):
         limit: what ``criterion`` is held against: the most for ``max_rel``, else the least.
         criterion: tolerance, or for int8 files the share of equal top-1 or the cosine.
         problem: why nothing could be compared.
+        judged_on: for int8 files what the inputs were: ``calibration`` data that calibrated
+            nothing, or ``noise``.
     """
 
     reference: Literal["pytorch", "stored"]
@@ -58,6 +60,7 @@ class AgreementRecord(Value):
     passed: bool
     criterion: Literal["max_rel", "top1", "cosine"] = "max_rel"
     problem: str | None = None
+    judged_on: JudgedOn | None = None
 
 
 class AccuracyRecord(Value):

@@ -27,6 +27,7 @@ from vitpe_deploy.manifest import Manifest
 from vitpe_deploy.parity import LOGITS, ParityCase, agreement_cases, make_case
 from vitpe_deploy.pixels import reference_for
 from vitpe_deploy.request import Dynamic, Resolution
+from vitpe_deploy.results import JudgedOn
 
 _CHUNK = 16
 """Pictures that PyTorch classifies at a time."""
@@ -39,12 +40,14 @@ SEEDS = 2
 class Prepared:
     """Inputs of one size and batch; ``expected`` is None where there is no reference.
 
-    ``reference`` is ``stored`` where the outputs are those of a bundle beside the artifact.
+    ``reference`` is ``stored`` where the outputs are those of a bundle beside the artifact;
+    ``data`` says what the inputs are, None where a bundle does not.
     """
 
     inputs: Path
     expected: Path | None
     reference: Literal["pytorch", "stored"] = "pytorch"
+    data: JudgedOn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,11 @@ def prepare(
     """Write inputs and PyTorch's outputs of every size and batch."""
     manifest = artifact.manifest
     paths: dict[tuple[Resolution, int], Path] = {}
+    data: dict[tuple[Resolution, int], JudgedOn | None] = {}
     for number, (size, batch) in enumerate(dict.fromkeys(cases)):
-        inputs = _case(manifest, size, batch, images).inputs
-        paths[size, batch] = save_inputs(folder / f"in{number}.npz", inputs)
+        case = _case(manifest, size, batch, images)
+        paths[size, batch] = save_inputs(folder / f"in{number}.npz", case.inputs)
+        data[size, batch] = case.data
     classified = {}
     if images is not None and labels is not None:
         pictures = read_labels(labels, images, manifest.labels)
@@ -105,7 +110,7 @@ def prepare(
         check=False,
     )
     if not done.returncode:
-        found = {key: Prepared(path, _expected(path)) for key, path in paths.items()}
+        found = {k: Prepared(path, _expected(path), data=data[k]) for k, path in paths.items()}
         known = {
             size: replace(c, reference_classes=tuple(json.loads(_classes(c.inputs).read_text())))
             for size, c in classified.items()
@@ -156,7 +161,7 @@ def _from_bundle(
             if key in wanted and key not in found:
                 inputs = save_inputs(wanted[key].inputs, case.inputs)
                 expected = save_expected(_expected(inputs), bundle.expected(case))
-                found[key] = Prepared(inputs, expected, "stored")
+                found[key] = Prepared(inputs, expected, "stored", case.data)
     return found
 
 

@@ -109,7 +109,12 @@ def result_row(row: PlannedRow, found: Measured, known: Known) -> ResultRow:
 def _agreement(found: Measured, known: Known) -> AgreementRecord | None:
     if found.agreement is None:
         return None
-    return AgreementRecord(**asdict(found.agreement), reference=known.prepared.reference)
+    by_agreement = known.manifest.min_agreement is not None
+    return AgreementRecord(
+        **asdict(found.agreement),
+        reference=known.prepared.reference,
+        judged_on=known.prepared.data if by_agreement else None,
+    )
 
 
 def _accuracy(found: Measured, known: Known) -> AccuracyRecord | None:
@@ -127,6 +132,8 @@ def _accuracy(found: Measured, known: Known) -> AccuracyRecord | None:
 def _warnings(row: PlannedRow, found: Measured, known: Known, share: float | None) -> Iterator[str]:
     if found.agreement is None:
         yield f"agreement with PyTorch is not known: {known.problem or 'not compared'}"
+    elif known.manifest.min_agreement is not None and known.prepared.data == "noise":
+        yield "agreement is judged on noise, not on calibration data"
     if known.sha256 != known.manifest.sha256:
         yield "the file is not the one its manifest was written for (sha256)"
     executed = found.loaded.precision_executed
