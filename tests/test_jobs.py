@@ -187,6 +187,33 @@ def test_jobs_whose_input_changed_run_again(
     assert run() == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("jobs.json", '{"schema": "mine"}'), ("jobs.json", "null"), ("jobs.md", "notes")],
+)
+def test_files_of_others_are_not_replaced_by_summaries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text('[[job]]\nmodel = "no-such-source:x"\n', encoding="utf-8")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text(text)
+    assert export_main([str(jobs), "-o", str(out), "-q"]) == 2
+    assert f"{out / name} exists already" in capsys.readouterr().err
+    assert (out / name).read_text() == text
+    assert [p.name for p in out.iterdir()] == [name]
+
+
+def test_summaries_of_earlier_jobs_are_replaced(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text('[[job]]\nmodel = "no-such-source:x"\n', encoding="utf-8")
+    first = export_main([str(jobs), "-o", str(tmp_path), "-q"])
+    (tmp_path / "jobs.md").write_text("old")
+    assert export_main([str(jobs), "-o", str(tmp_path), "-q"]) == first
+    assert (tmp_path / "jobs.md").read_text() != "old"
+
+
 def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
     jobs = [Job(name, (name, "--output", "x")) for name in "ab"]
     runner = Runner("bench", tmp_path, verbosity=-1, dry_run=False, fresh=False)

@@ -13,6 +13,7 @@ from vitpe_deploy.cli_boundary import Outcome
 from vitpe_deploy.cli_given import given_flags
 from vitpe_deploy.console import Console
 from vitpe_deploy.errors import InterruptedRunError, UsageError
+from vitpe_deploy.files import refuse_existing
 
 if TYPE_CHECKING:
     from vitpe_deploy.jobs.file import Flag
@@ -68,13 +69,16 @@ def run_jobs(
         html: report over all benchmarks.
 
     Raises:
-        UsageError: flags that belong into the file, or a file with mistakes.
+        UsageError: flags that belong into the file, a file with mistakes, or summaries in the
+            folder that are not of jobs.
     """
     _refuse_other_flags(context, argument)
     from vitpe_deploy.jobs import summary
     from vitpe_deploy.jobs.file import read_jobs
     from vitpe_deploy.jobs.run import SUMMARIES, Runner
 
+    if not force and not dry_run:
+        _refuse_foreign(output, *SUMMARIES)
     command = str(context.command.name)
     jobs = read_jobs(path, flags_of(context.command), many=command == "bench")
     runner = Runner(command, output, verbosity=level, dry_run=dry_run, fresh=force)
@@ -125,6 +129,19 @@ def _refuse_other_flags(context: typer.Context, argument: str) -> None:
                 f"{flag} stands beside a jobs file",
                 hint="Write it into the file, under [defaults] or in a job.",
             )
+
+
+def _refuse_foreign(folder: Path, document: str, table: str) -> None:
+    """Summaries of earlier jobs are replaced, other files of their names are not."""
+    try:
+        found = json.loads((folder / document).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        refuse_existing([folder / table], force=False)
+        return
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.get("schema") != "vitpe.jobs/1":
+        refuse_existing([folder / document], force=False)
 
 
 def _write(folder: Path, texts: dict[str, str]) -> None:

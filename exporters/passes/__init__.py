@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import GraphPass, PassContext, PassOutcome
-from exporters.passes.bias_gelu import FuseBiasGelu
 from exporters.passes.end_token import EndToken
 from exporters.passes.few_queries import FewQueries
 from exporters.passes.fold_constants import FoldConstants
@@ -21,6 +20,7 @@ from exporters.passes.resize import UnfoldResize
 from exporters.passes.rotary import FuseRotary
 from exporters.passes.rotary_layout import HalfSplitRotary
 from exporters.passes.separate_projections import SeparateProjections
+from exporters.passes.standard_attention import StandardAttention
 from exporters.passes.tidy import Tidy
 from exporters.passes.token_order import TokenOrder
 from exporters.passes.unread_tokens import UnreadTokens
@@ -41,7 +41,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     EndToken,
     FewQueries,
     TokenOrder,
-    FuseBiasGelu,
+    StandardAttention,
     Tidy,
 )
 

@@ -230,6 +230,7 @@ class _Speller(HeadsFlattener):
                 self._graph.remove(join, safe=True)
             else:
                 # The same Reshape also takes windows apart: it reads the fused node instead.
+                result.shape = _joined_shape(old, num_heads)
                 join.replace_input_with(0, result)
             self._graph.remove(turned, safe=True)
             self._graph.remove(node, safe=True)
@@ -238,6 +239,14 @@ class _Speller(HeadsFlattener):
         split = ir.node("Reshape", [result, self._ints(0, 0, num_heads, head_dim or -1)])
         turned = ir.node("Transpose", [split.outputs[0]], {"perm": list(_HEADS_FIRST)})
         self._swap(node, [split, turned])
+
+
+def _joined_shape(heads: ir.Value, num_heads: int) -> ir.Shape | None:
+    """[B, N, D] of [B, M, N, D/M]."""
+    head_dim = static_dim(heads, 3)
+    if heads.shape is None or head_dim is None:
+        return None
+    return ir.Shape([heads.shape[0], heads.shape[2], num_heads * head_dim])
 
 
 def _operands(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:

@@ -138,6 +138,8 @@ class _Writer:
             split = self._turn(self._reshape(query, 0, 0, heads, head_dim), 0, 2, 1, 3)
         through = self._make("MatMul", split, self._weight("keys", key_weight))  # [B, M, T, D_x]
         rows = self._reshape(through, 0, heads * queries, inner)
+        batch = None if query.shape is None else query.shape[0]
+        rows.shape = ir.Shape([batch, heads * queries, inner])
         sums = self._fused([rows, x, x, *self._bias()])  # [B, M T, D_x]
         apart = self._reshape(sums, 0, heads, queries, inner)
         out = self._make("MatMul", apart, self._weight("values", value_weight))  # [B, M, T, d]

@@ -1,8 +1,8 @@
 """What nodes do to the rows of a value: move them, treat each alone, or neither.
 
-A value [..., C] is a stack of rows of C channels. Reshape, Transpose, Slice, Split, Concat, a Pad
-of nothing *move* rows as long as channels stay together and in order; a norm over channels, a
-linear layer, an activation treat each row *alone*, whatever its place.
+A value [..., C] is a stack of rows of C channels. Reshape, Transpose, Slice, Split, Concat, Gather,
+a Pad of nothing *move* rows as long as channels stay together and in order; a norm over channels,
+a linear layer, an activation treat each row *alone*, whatever its place.
 
 Where rows went is an array of row numbers in the shape of the value without its channels. Doing to
 that array what the node does to the value gives the numbers after the node: nothing here knows what
@@ -21,6 +21,9 @@ from exporters.passes.base import constant, ints, static_shape
 
 Rows = npt.NDArray[np.int64]
 
+COPIES = frozenset({"Transpose", "Concat", "Gather"})
+"""Moves that copy every row; the others are views and cuts."""
+
 _UNARY = frozenset({"Gelu", "Erf", "Relu", "Sigmoid", "Tanh", "HardSwish", "Neg", "Sqrt"})
 _BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
@@ -33,7 +36,7 @@ class Moved:
     Attributes:
         source: where the rows are.
         rows: row numbers of ``source``, in the shape of the value without channels.
-        costly: whether a Transpose or Concat made it, and not views and cuts alone.
+        costly: whether a node that copies made it, and not views and cuts alone.
     """
 
     source: ir.Value
@@ -86,7 +89,7 @@ def move(node: ir.Node, place: int, before: list[Moved]) -> Moved | None:
         or any(m.source is not first.source for m in before)
     ):
         return None
-    costly = node.op_type in ("Transpose", "Concat") or any(m.costly for m in before)
+    costly = node.op_type in COPIES or any(m.costly for m in before)
     return Moved(first.source, rows, costly)
 
 
@@ -127,6 +130,15 @@ def _concat(node: ir.Node, place: int, rows: list[Rows], shape: tuple[int, ...])
     return None if axis == len(shape) - 1 else np.concatenate(rows, axis=axis)
 
 
+def _gather(node: ir.Node, place: int, rows: list[Rows], shape: tuple[int, ...]) -> Rows | None:
+    """Rows by constant numbers, as torch.index_select has them."""
+    index = constant(node.inputs[1])
+    axis = node.attributes.get_int("axis", 0) % (rows[0].ndim + 1)
+    if index is None or index.ndim != 1 or axis == rows[0].ndim:
+        return None
+    return rows[0].take(index, axis=axis)
+
+
 def _pad(node: ir.Node, place: int, rows: list[Rows], shape: tuple[int, ...]) -> Rows | None:
     """torch pads windows that fit by nothing at all."""
     pads = constant(node.inputs[1])
@@ -142,6 +154,7 @@ _MOVES = {
     "Slice": _slice,
     "Split": _split,
     "Concat": _concat,
+    "Gather": _gather,
     "Pad": _pad,
 }
 

@@ -34,6 +34,7 @@ from exporters.passes.base import (
     static_shape,
 )
 from exporters.passes.row_moves import (
+    COPIES,
     Moved,
     Rows,
     alone,
@@ -57,7 +58,7 @@ class TokenOrder(GraphPass):
         """One walk in execution order."""
         outcome = PassOutcome()
         graph = model.graph
-        before = {id(n) for n in graph if n.op_type in ("Transpose", "Concat")}
+        before = {id(n) for n in graph if n.op_type in COPIES}
         walk = _Walk(graph, outcome)
         for node in list(graph):
             walk.visit(node)
@@ -114,11 +115,11 @@ class _Walk:
         return True
 
     def _rows_of(self, value: ir.Value) -> Moved | None:
-        """What a value is rows of: remembered, or itself where rows are treated alone."""
+        """What a value is rows of: remembered, or itself where rows are tokens for certain."""
         if id(value) in self._moved:
             return self._moved[id(value)]
         made = value.producer()
-        if made is None or (alone(made) is None and not joins(made)):
+        if made is None or not (_is_attention(made) or alone(made) is not None or joins(made)):
             return None
         return unmoved(value)
 
@@ -180,7 +181,7 @@ class _Walk:
         """The value itself, for a reader that needs its rows where they belong (case 4)."""
         moved = self._moved[id(value)]
         untouched = id(moved.source) not in self._stands_for
-        if untouched and (not moved.costly or moved.in_place):
+        if untouched and not moved.costly:
             return value
         return self._gather(anchor, moved.source, moved.rows)
 
@@ -244,6 +245,10 @@ class _Walk:
         old, new = node.outputs[0], copied.outputs[0]
         new.type, new.shape = old.type, ir.Shape([*_leading(like), _channels(old)])
         return new
+
+
+def _is_attention(node: ir.Node) -> bool:
+    return node.op_type == "MultiHeadAttention"
 
 
 def _leads_to_attention(node: ir.Node) -> bool:

@@ -4,12 +4,11 @@ Letters: B batch, M heads, N tokens, D = M * d embed_dim.
 
 1. ``com.microsoft.MultiHeadAttention`` over [B, N, D]: heads forward, MatMul, Softmax, MatMul,
    heads back and joined.
-2. ``Attention`` of opset 23 over [B, M, N, d]: the same without moving heads.
+2. ``Attention`` of opset 23 over [B, M, N, d]: the same without moving heads; over [B, N, D] as 1.
 3. ``com.microsoft.RotaryEmbedding`` over [B, N, D]: heads forward, ``x cos + turned(x) sin`` with
    the rows of its tables written out (read by Gather where sizes are symbolic), heads back.
    ``turned`` swaps the halves of a head, or neighbours when it is interleaved, with one sign
    changed.
-4. ``com.microsoft.BiasGelu``: Add and the exact ``Gelu`` of opset 20.
 
 Shapes inside the graph need not be known; where heads come forward and went back just before, both
 fall away.
@@ -48,7 +47,6 @@ def spell_out(model: ir.Model) -> int:
         (CONTRIB, "MultiHeadAttention"): writer.multi_head,
         ("", "Attention"): writer.attention,
         (CONTRIB, "RotaryEmbedding"): writer.rotary,
-        (CONTRIB, "BiasGelu"): writer.gelu,
     }
     changed = 0
     for node in list(graph):
@@ -90,26 +88,30 @@ class _Writer:
 
     def multi_head(self, node: ir.Node) -> ir.Value:
         """Case 1."""
-        heads = node.attributes["num_heads"].as_int()
-        query, key, value = (self._split(node, node.inputs[k], heads) for k in range(3))
         extra = [k for k, v in enumerate(node.inputs) if v is not None and k not in (0, 1, 2, 5)]
         if extra:
             raise UnsupportedError(
                 f"{node.name} has input {extra[0]}, which has no plain spelling here"
             )
         bias = node.inputs[5] if len(node.inputs) > 5 else None
-        mixed = self._attend(node, query, key, value, bias)
-        return self._join(node, mixed)
+        return self._of_heads(node, node.attributes["num_heads"].as_int(), bias)
+
+    def _of_heads(self, node: ir.Node, heads: int, bias: ir.Value | None) -> ir.Value:
+        """Query, key and value [B, N, D]."""
+        query, key, value = (self._split(node, node.inputs[k], heads) for k in range(3))
+        return self._join(node, self._attend(node, query, key, value, bias))
 
     def attention(self, node: ir.Node) -> ir.Value:
         """Case 2."""
         query, key, value = node.inputs[:3]
         bias = node.inputs[3] if len(node.inputs) > 3 else None
-        odd = {"is_causal", "softcap", "q_num_heads", "kv_num_heads"} & {
-            name for name, a in node.attributes.items() if a.value
-        }
-        if query is None or key is None or value is None or len(node.inputs) > 4 or odd:
+        odd = {"is_causal", "softcap"} & {name for name, a in node.attributes.items() if a.value}
+        heads, of_keys = (node.attributes.get_int(f"{k}_num_heads", 0) for k in ("q", "kv"))
+        many = len(node.inputs) > 4 or heads != of_keys
+        if query is None or key is None or value is None or many or odd:
             raise UnsupportedError(f"{node.name} is an Attention that was not written here")
+        if heads:
+            return self._of_heads(node, heads, bias)
         return self._attend(node, query, key, value, bias)
 
     def _attend(
@@ -148,13 +150,6 @@ class _Writer:
             self._add(node, "Mul", [split, along]),
         ]
         return self._join(node, self._add(node, "Add", products))
-
-    def gelu(self, node: ir.Node) -> ir.Value:
-        """Case 4."""
-        x, bias = node.inputs
-        if x is None or bias is None:
-            raise UnsupportedError(f"{node.name} lacks an operand")
-        return self._add(node, "Gelu", [self._add(node, "Add", [x, bias])])
 
     def _rows(
         self, node: ir.Node, table: ir.Value, positions: ir.Value, *, interleaved: bool

@@ -18,9 +18,9 @@ from exporters.onnx_file import write_onnx
 from exporters.passes import PASSES, PassRun, run_passes
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import PassContext
-from exporters.passes.bias_gelu import FuseBiasGelu
 from exporters.passes.rotary import FuseRotary
 from exporters.passes.separate_projections import SeparateProjections
+from exporters.passes.standard_attention import StandardAttention
 from exporters.passes.tidy import Tidy
 from exporters.plan import Plan, PlannedGraph, check_flags, engines_for
 from exporters.respell.plain import spell_out
@@ -56,7 +56,7 @@ from vitpe_deploy.sources.own_file import OwnFile
 
 _STEPS = 4
 _WORST_FIRST: tuple[Verdict, ...] = ("failed", "unverified", "passed")
-_USED = (SpellAttention, FuseRotary, SeparateProjections, FuseBiasGelu, Tidy)
+_USED = (SpellAttention, FuseRotary, SeparateProjections, StandardAttention, Tidy)
 _SKIPPED = tuple(p.name for p in PASSES if p not in _USED and not p.required)
 
 

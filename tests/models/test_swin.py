@@ -99,13 +99,14 @@ def torchvision_twin(ours: SwinTransformer) -> nn.Module:
     return theirs.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_agrees_with_torchvision(version: int) -> None:
+@pytest.mark.parametrize(("version", "limit"), [(1, 1e-5), (2, 1e-4)])
+def test_agrees_with_torchvision(version: int, limit: float) -> None:
+    """Cosine attention multiplies the rounding of its logits by up to 100: 1.3e-5 on some CPUs."""
     ours = build(MICRO[version])
     theirs = torchvision_twin(ours)
     for height, width in SIZES:
         x = image(height, width)
-        assert max_rel(ours(x), theirs(x)) <= 1e-5, (height, width)
+        assert max_rel(ours(x), theirs(x)) <= limit, (height, width)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 
 from exporters.passes.token_order import TokenOrder
 from tests.exporters.passes.conftest import execute, graph, operators
@@ -109,6 +110,72 @@ def test_shifted_windows_alone(run_pass: Any) -> None:
     model = network(block("x", "y0", True) + "\n y = Relu(y0)")
     assert same(model, run_pass).changed == 6
     assert operators(model).count("Gather") == 2
+
+
+def gathered_block(x: str, out: str, into: str, back: str) -> str:
+    """Norm, windows by number, attention, its tokens back by number before they are projected."""
+    return f"""
+        {out}_n = LayerNormalization <axis = -1> ({x}, g, b)
+        {out}_p = Gather <axis = 1> ({out}_n, {into})
+        {out}_w = Reshape({out}_p, windows)
+        {out}_q = MatMul({out}_w, wq)
+        {out}_k = MatMul({out}_w, wk)
+        {out}_h = com.microsoft.MultiHeadAttention <num_heads = 2> ({out}_q, {out}_k, {out}_w)
+        {out}_u = Reshape({out}_h, line)
+        {out}_v = Gather <axis = 1> ({out}_u, {back})
+        {out}_o = MatMul({out}_v, wo)
+        {out} = Add({x}, {out}_o)"""
+
+
+def test_windows_by_number_take_one_gather_each_and_one_for_the_output(run_pass: Any) -> None:
+    """How this project's own windows are traced."""
+    line = f"float[1, {SIDE * SIDE}, {D}]"
+    body = gathered_block("x", "m", "into", "back") + gathered_block("m", "y0", "to", "fro")
+    text = f"""net ({line} x0) => ({line} y) {{
+        x = LayerNormalization <axis = -1> (x0, g, b)
+        {body}
+        y = Relu(y0) }}"""
+    plain, shifted = (RNG.permutation(SIDE * SIDE) for _ in range(2))
+    arrays: dict[str, np.ndarray] = {
+        "into": plain,
+        "back": np.argsort(plain),
+        "to": shifted,
+        "fro": np.argsort(shifted),
+        "windows": np.array([4, 4, D]),
+        "line": np.array([1, SIDE * SIDE, D]),
+    }
+    for name, shape in {"wq": (D, D), "wk": (D, D), "wo": (D, D), "g": (D,), "b": (D,)}.items():
+        arrays[name] = RNG.standard_normal(shape).astype(np.float32)
+    model = with_shapes(graph(text, **arrays))
+    x = RNG.standard_normal((1, SIDE * SIDE, D)).astype(np.float32)
+    before = execute(model, x0=x)["y"]
+    assert run_pass(TokenOrder, model).changed == 4
+    assert operators(model).count("Gather") == 3
+    assert before.std() > 0.1
+    np.testing.assert_allclose(execute(model, x0=x)["y"], before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "gather",
+    [
+        "r = Gather <axis = 2> (x, order)",  # channels
+        "r = Gather <axis = 1> (x, numbers)",  # by numbers that the graph computes
+        "r = Gather <axis = 1> (x, table)",  # into two dimensions
+    ],
+)
+def test_gathers_that_move_no_rows(gather: str, run_pass: Any) -> None:
+    shape = f"1, {SIDE}, 2, {D}" if "table" in gather else f"1, {SIDE}, {D}"
+    text = f"""net (float[1, {SIDE}, {D}] x0, int64[{SIDE}] numbers) => (float[{shape}] y) {{
+        x = LayerNormalization <axis = -1> (x0, g, b)
+        {gather}
+        y = Relu(r) }}"""
+    order = np.arange(SIDE)[::-1].copy()
+    model = graph(
+        text, g=np.ones(D, np.float32), b=np.ones(D, np.float32), order=order,
+        table=np.stack([order, order], 1),
+    )  # fmt: skip
+    assert run_pass(TokenOrder, model).changed == 0
+    assert operators(model) == ["LayerNormalization", "Gather", "Relu"]
 
 
 def test_tokens_that_are_an_output_are_in_their_order(run_pass: Any) -> None:

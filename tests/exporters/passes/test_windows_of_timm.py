@@ -57,3 +57,16 @@ def test_every_block_is_fused_and_moved_once(report: Any) -> None:
     assert kinds["Softmax"] == 0
     # plain and shifted windows: into each, and back to the grid
     assert 0 < kinds["Gather"] <= DEPTH + 1
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
+def test_traced_networks_move_tokens_once_per_block(name: str, tmp_path: Path) -> None:
+    """Not through a file: the windows of this project's own trace are gathers."""
+    kwargs = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2)}
+    side = 56 if "224" in name else 64
+    report = vitpe_deploy.export(name, side, model_kwargs=kwargs, output_dir=tmp_path)
+    assert all(row.passed and (row.max_rel or 1) <= 1e-5 for row in report.parity)
+    kinds = Counter(node.op_type for node in onnx.load(report.artifacts[0].path).graph.node)
+    # two blocks and the merging of patches; the map of the last two is one window
+    assert kinds["Gather"] == 3
+    assert kinds["Transpose"] <= 1
