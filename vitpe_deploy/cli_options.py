@@ -281,7 +281,10 @@ Int8Method: TypeAlias = Annotated[
         "weights), nncf, nncf-smooth-0.15, nncf-smooth-0.5.",
     ),
 ]
-Opset: TypeAlias = Annotated[int, _value(HOW, "N", "--opset", text="ONNX operator set, 18 to 23.")]
+Opset: TypeAlias = Annotated[
+    int,
+    _value(HOW, "N", "--opset", text="ONNX operator set, 18 to 23 (fastest in ONNX Runtime)."),
+]
 Simplify: TypeAlias = Annotated[
     bool, _switch(HOW, "--simplify/--no-simplify", text="Run onnxsim after the passes.")
 ]

@@ -15,6 +15,7 @@ from exporters.passes.few_queries import FewQueries
 from exporters.passes.fold_constants import FoldConstants
 from exporters.passes.hand_attention import HandAttention
 from exporters.passes.layer_scale import FoldLayerScale
+from exporters.passes.masked_attention import MaskedAttention
 from exporters.passes.pooled_mean import PooledMean
 from exporters.passes.resize import UnfoldResize
 from exporters.passes.rotary import FuseRotary
@@ -41,6 +42,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     EndToken,
     FewQueries,
     TokenOrder,
+    MaskedAttention,
     StandardAttention,
     Tidy,
 )

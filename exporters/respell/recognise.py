@@ -3,7 +3,7 @@
 What is recognised, with d the width of a head and every value read by the next node alone:
 
     logits = (q [* scale]) @ transposed(k) [+ bias]      q [B, M, N, d], k [B, M, S, d]
-    out    = softmax(logits, last axis) @ v              v [B, M, S, d]
+    out    = (softmax(logits, last axis) [+ 1e-30]) @ v  v [B, M, S, d]
 
 ``k`` may come forward and be transposed in one go. The bias has four dimensions and is added to
 nothing else. From here on the passes spell the node as they do after a trace.
@@ -26,6 +26,7 @@ from exporters.passes.base import (
     same_dims,
     static_dim,
 )
+from exporters.passes.masked_attention import LIFT
 from exporters.simplify import attach_weights, detach_weights
 from exporters.trace import ATTENTION_DOMAIN, ATTENTION_OP
 
@@ -101,7 +102,7 @@ def recognise(model: ir.Model) -> int:
 def _explicit(softmax: ir.Node) -> bool:
     """Replace the attention around a Softmax. Gives whether it was one."""
     axis = softmax.attributes.get_int("axis", -1)
-    mix = only_reader(softmax.outputs[0], "MatMul")
+    mix = only_reader(_lifted(softmax.outputs[0]), "MatMul")
     if rank(softmax.outputs[0]) != 4 or axis not in (-1, 3) or mix is None:
         return False
     logits, bias = _without_bias(softmax.inputs[0])
@@ -130,6 +131,16 @@ def _explicit(softmax: ir.Node) -> bool:
         mix.graph.remove(mix, safe=True)
     old.name, new.name = f"{name}_plain", name
     return True
+
+
+def _lifted(weights: ir.Value) -> ir.Value:
+    """Weights with what the pass ``masked-attention`` adds to them, where it did."""
+    lift = only_reader(weights, "Add")
+    number = None if lift is None else constant(lift.inputs[1])
+    lifts = (
+        number is not None and number.size == 1 and 0 < number.reshape(-1)[0] <= np.float32(LIFT)
+    )
+    return lift.outputs[0] if lift is not None and lifts else weights
 
 
 def _only(value: ir.Value, kind: str) -> ir.Node | None:

@@ -18,6 +18,7 @@ from exporters.onnx_file import write_onnx
 from exporters.passes import PASSES, PassRun, run_passes
 from exporters.passes.attention import SpellAttention
 from exporters.passes.base import PassContext
+from exporters.passes.masked_attention import MaskedAttention
 from exporters.passes.rotary import FuseRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.standard_attention import StandardAttention
@@ -56,7 +57,14 @@ from vitpe_deploy.sources.own_file import OwnFile
 
 _STEPS = 4
 _WORST_FIRST: tuple[Verdict, ...] = ("failed", "unverified", "passed")
-_USED = (SpellAttention, FuseRotary, SeparateProjections, StandardAttention, Tidy)
+_USED = (
+    SpellAttention,
+    FuseRotary,
+    SeparateProjections,
+    MaskedAttention,
+    StandardAttention,
+    Tidy,
+)
 _SKIPPED = tuple(p.name for p in PASSES if p not in _USED and not p.required)
 
 

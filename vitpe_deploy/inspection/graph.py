@@ -42,6 +42,9 @@ _THROUGH = frozenset(
 )
 
 
+_AFTER = frozenset({"Add", "Cast", "Dropout", "Identity", "Reshape", "Transpose", "Where"})
+
+
 def _reaches(name: str, made_by: Mapping[str, SkeletonNode], depth: int = 8) -> bool:
     """Whether a matrix product is behind a value, through what logits go through."""
     node = made_by.get(name)
@@ -55,7 +58,7 @@ def _reaches(name: str, made_by: Mapping[str, SkeletonNode], depth: int = 8) -> 
 def _behind(name: str, readers: Mapping[str, list[SkeletonNode]]) -> Iterator[SkeletonNode]:
     for node in readers.get(name, ()):
         yield node
-        if node.op_type in ("Cast", "Dropout", "Identity", "Reshape", "Where", "Transpose"):
+        if node.op_type in _AFTER:
             for output in node.outputs:
                 yield from readers.get(output, ())
 
