@@ -12,6 +12,7 @@ from exporters.passes.attention import SpellAttention
 from exporters.passes.base import GraphPass, PassContext, PassOutcome
 from exporters.passes.end_token import EndToken
 from exporters.passes.few_queries import FewQueries
+from exporters.passes.flat_norm import FlatNorm
 from exporters.passes.fold_constants import FoldConstants
 from exporters.passes.hand_attention import HandAttention
 from exporters.passes.layer_scale import FoldLayerScale
@@ -42,6 +43,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     EndToken,
     FewQueries,
     TokenOrder,
+    FlatNorm,
     MaskedAttention,
     StandardAttention,
     Tidy,
