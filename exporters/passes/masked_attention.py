@@ -74,19 +74,25 @@ class MaskedAttention(GraphPass):
 
 def _is_masked(node: ir.Node) -> bool:
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
-    return bias is not None and _holds_mask(bias, _FAR)
+    return bias is not None and any(map(_masks, _made_from(bias)))
 
 
-def _holds_mask(value: ir.Value, far: int) -> bool:
-    """Whether a bias is, or is computed from, a constant that masks softly."""
+def _masks(value: ir.Value) -> bool:
     numbers = constant(value)
-    if numbers is not None:
-        floats = numbers.dtype.kind == "f"
-        return floats and bool(((numbers > _DEEPEST) & (numbers < _MILDEST)).any())
-    node = value.producer()
-    if node is None or far == 0:
+    if numbers is None or numbers.dtype.kind != "f":
         return False
-    return any(v is not None and _holds_mask(v, far - 1) for v in node.inputs)
+    return bool(((numbers > _DEEPEST) & (numbers < _MILDEST)).any())
+
+
+def _made_from(value: ir.Value) -> list[ir.Value]:
+    """A value and what it is computed from, the nearest first, each once."""
+    found, near = {id(value): value}, [value]
+    for _ in range(_FAR):
+        makers = [made for made in (v.producer() for v in near) if made is not None]
+        inputs = {id(v): v for made in makers for v in made.inputs if v is not None}
+        near = [v for key, v in inputs.items() if key not in found]
+        found |= inputs
+    return list(found.values())
 
 
 class _Writer:
