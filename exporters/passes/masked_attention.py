@@ -1,4 +1,4 @@
-"""Attention under soft masks without denormal numbers, for ONNX Runtime.
+"""Attention under soft masks without denormal numbers, for ONNX Runtime at opset 23.
 
 Shifted windows keep tokens of two ends apart by adding -100 to their logits. The softmax makes
 weights near exp(-100) of them, 4e-44: a denormal number, which x86 multiplies in microcode, a
@@ -10,7 +10,8 @@ float32 holds none of the sum beside a weight above 2e-23, and the rest of a row
 its result. For the sum to stand between softmax and product, attention is written by MatMul,
 Softmax, Add, MatMul.
 
-Left alone: masks of minus infinity or thousands, which give weights of exactly zero; float16.
+Below opset 23 every block keeps its one fused node, which other tools look for. Left alone: masks
+of minus infinity or thousands, which give weights of exactly zero; float16.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from exporters.passes.base import (
     replace_value,
     static_dim,
 )
+from exporters.passes.standard_attention import SINCE
 from vitpe_deploy.request import Target
 
 LIFT = 1e-30
@@ -53,7 +55,7 @@ class MaskedAttention(GraphPass):
     def run(self, model: ir.Model, context: PassContext) -> PassOutcome:
         """Write out every fused attention with a soft mask."""
         outcome = PassOutcome()
-        if context.target is not Target.ORT:
+        if context.target is not Target.ORT or context.opset < SINCE:
             return outcome
         writer = _Writer(model.graph)
         for node in list(model.graph):

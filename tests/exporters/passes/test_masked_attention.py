@@ -49,14 +49,14 @@ def test_same_numbers_however_large_the_logits(scale: float, run_pass: Any) -> N
     """At 8 some masked logits are the largest of their row: the mask is a soft one."""
     model, given = attention(-100.0), feeds(scale)
     before = execute(model, **given)["y"]
-    assert run_pass(MaskedAttention, model).changed == 1
+    assert run_pass(MaskedAttention, model, opset=23).changed == 1
     assert "MultiHeadAttention" not in operators(model)
     np.testing.assert_allclose(execute(model, **given)["y"], before, rtol=1e-5, atol=1e-4)
 
 
 def test_no_weight_is_denormal(run_pass: Any) -> None:
     model = attention(-100.0)
-    run_pass(MaskedAttention, model)
+    run_pass(MaskedAttention, model, opset=23)
     softmax = next(n for n in model.graph if n.op_type == "Softmax")
     ((reader, _),) = softmax.outputs[0].uses()
     for name, value in (("raw", softmax.outputs[0]), ("lifted", reader.outputs[0])):
@@ -73,15 +73,19 @@ def test_no_weight_is_denormal(run_pass: Any) -> None:
 @pytest.mark.parametrize("depth", [0.0, -10.0, -1000.0, -np.inf, np.finfo(np.float32).min])
 def test_other_biases_keep_the_fused_node(depth: float, run_pass: Any) -> None:
     model = attention(depth)
-    outcome = run_pass(MaskedAttention, model)
+    outcome = run_pass(MaskedAttention, model, opset=23)
     assert (outcome.changed, outcome.refused) == (0, [])
     assert operators(model) == ["MultiHeadAttention"]
 
 
-@pytest.mark.parametrize("target", [Target.OPENVINO, Target.PORTABLE])
-def test_other_targets_keep_the_fused_node(target: Target, run_pass: Any) -> None:
+@pytest.mark.parametrize(
+    ("target", "opset"), [(Target.ORT, 22), (Target.OPENVINO, 23), (Target.PORTABLE, 23)]
+)
+def test_other_targets_and_opsets_keep_the_fused_node(
+    target: Target, opset: int, run_pass: Any
+) -> None:
     model = attention(-100.0)
-    outcome = run_pass(MaskedAttention, model, target=target)
+    outcome = run_pass(MaskedAttention, model, target=target, opset=opset)
     assert (outcome.changed, outcome.refused) == (0, [])
 
 
@@ -99,7 +103,7 @@ def test_other_targets_keep_the_fused_node(target: Target, run_pass: Any) -> Non
 def test_what_is_left_alone_says_why(
     model: ir.Model, options: dict[str, Any], reason: str, run_pass: Any
 ) -> None:
-    outcome = run_pass(MaskedAttention, model, **options)
+    outcome = run_pass(MaskedAttention, model, opset=23, **options)
     assert outcome.changed == 0
     (refusal,) = outcome.refused
     assert reason in refusal.reason

@@ -16,8 +16,6 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 import vitpe_deploy
 
 DEPTH = 2
-WRITTEN_OUT = ("masked-attention",)
-"""Attention of shifted windows would be written out again, which moves heads, not tokens."""
 SIZES = {"img_size": 32, "embed_dim": 16, "depths": (DEPTH,), "num_heads": (2,), "num_classes": 5}
 
 
@@ -38,7 +36,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kinds = Counter(node.op_type for node in onnx.load(file, load_external_data=False).graph.node)
     assert kinds["Softmax"] == DEPTH
     assert kinds["Transpose"] >= 4 * DEPTH
-    return vitpe_deploy.export(file, output_dir=folder / "ours", skip_passes=WRITTEN_OUT)
+    return vitpe_deploy.export(file, output_dir=folder / "ours")
 
 
 def test_both_engines_agree_with_the_file(report: Any) -> None:
@@ -66,9 +64,7 @@ def test_traced_networks_move_tokens_once_per_block(name: str, tmp_path: Path) -
     """Not through a file: the windows of this project's own trace are gathers."""
     kwargs = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2)}
     side = 56 if "224" in name else 64
-    report = vitpe_deploy.export(
-        name, side, model_kwargs=kwargs, skip_passes=WRITTEN_OUT, output_dir=tmp_path
-    )
+    report = vitpe_deploy.export(name, side, model_kwargs=kwargs, output_dir=tmp_path)
     assert all(row.passed and (row.max_rel or 1) <= 1e-5 for row in report.parity)
     kinds = Counter(node.op_type for node in onnx.load(report.artifacts[0].path).graph.node)
     # two blocks and the merging of patches; the map of the last two is one window
