@@ -12,7 +12,7 @@ from exporters.passes.attention import SpellAttention
 from exporters.passes.base import GraphPass, PassContext, PassOutcome
 from exporters.passes.end_token import EndToken
 from exporters.passes.few_queries import FewQueries
-from exporters.passes.flat_norm import FlatNorm
+from exporters.passes.flat_tokens import FlatTokens
 from exporters.passes.fold_constants import FoldConstants
 from exporters.passes.hand_attention import HandAttention
 from exporters.passes.layer_scale import FoldLayerScale
@@ -20,11 +20,13 @@ from exporters.passes.masked_attention import MaskedAttention
 from exporters.passes.pooled_mean import PooledMean
 from exporters.passes.resize import UnfoldResize
 from exporters.passes.rotary import FuseRotary
+from exporters.passes.rotary_halves import RotaryHalves
 from exporters.passes.rotary_layout import HalfSplitRotary
 from exporters.passes.separate_projections import SeparateProjections
 from exporters.passes.standard_attention import StandardAttention
 from exporters.passes.tidy import Tidy
 from exporters.passes.token_order import TokenOrder
+from exporters.passes.unit_norm import UnitNorm
 from exporters.passes.unread_tokens import UnreadTokens
 from vitpe_deploy.errors import UsageError
 from vitpe_deploy.request import closest
@@ -43,7 +45,9 @@ PASSES: tuple[type[GraphPass], ...] = (
     EndToken,
     FewQueries,
     TokenOrder,
-    FlatNorm,
+    RotaryHalves,
+    UnitNorm,
+    FlatTokens,
     MaskedAttention,
     StandardAttention,
     Tidy,

@@ -1,8 +1,8 @@
-"""Project query, key and value apart, not packed and then split.
+"""Project query, key and value apart, and a gate apart from what it gates, not packed and split.
 
 One product with a packed weight [D, 3D] costs the same arithmetic as three with its parts, but the
 Split after it copies all of its result. The pass gives each part that is read its own product; the
-weight is cut, not copied.
+weight is cut, not copied. The two halves of a gated MLP (SwiGLU) are the same case.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class SeparateProjections(GraphPass):
         graph = model.graph
         done: dict[tuple[int, int], ir.Value] = {}
         for split in list(graph):
-            if not _splits_for_attention(split):
+            if not _splits_channels(split):
                 continue
             packed = split.inputs[0]
             linear = None if packed is None else linear_of(packed)
             if packed is None or linear is None:
-                outcome.refuse(split, "what is split is no product with a constant weight")
+                if _is_for_attention(split):
+                    outcome.refuse(split, "what is split is no product with a constant weight")
                 continue
             other = [n for n, _ in packed.uses() if n.op_type != "Split"]
             if other or packed.is_graph_output() or len(linear.weight_value.uses()) != 1:
@@ -65,14 +66,18 @@ class SeparateProjections(GraphPass):
         return outcome
 
 
-def _splits_for_attention(node: ir.Node) -> bool:
-    """An even Split of the channels of [B, N, 3D], a part of which attention reads."""
-    if node.op_type != "Split" or len(node.outputs) != 3 or rank(node.inputs[0]) != 3:
-        return False
-    if node.attributes.get_int("axis", 0) not in (2, -1):
+def _splits_channels(node: ir.Node) -> bool:
+    """An even Split of the channels of [.., C]."""
+    dims = rank(node.inputs[0]) if node.op_type == "Split" and node.domain == "" else None
+    if dims is None or node.attributes.get_int("axis", 0) not in (dims - 1, -1):
         return False
     sizes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    if sizes is not None and len(set(sizes.tolist())) != 1:
+    return sizes is None or len(set(sizes.tolist())) == 1
+
+
+def _is_for_attention(node: ir.Node) -> bool:
+    """Whether attention reads one of three parts of [B, N, 3D]."""
+    if len(node.outputs) != 3 or rank(node.inputs[0]) != 3:
         return False
     readers = {name for part in node.outputs for name in _readers(part)}
     return bool(readers & {"MultiHeadAttention", "RotaryEmbedding"})
@@ -90,7 +95,7 @@ def _part(graph: ir.Graph, packed: ir.Value, k: int, width: int, like: ir.Value)
     linear = linear_of(packed)
     if linear is None:
         raise ValueError(f"{packed.name} is no linear layer")
-    label = f"{linear.weight_value.name}.{'qkv'[k]}"
+    label = f"{linear.weight_value.name}.{k}"
     columns = slice(k * width, (k + 1) * width)
     weight = new_initializer(graph, label, np.ascontiguousarray(linear.weight[:, columns]))
     product = ir.node("MatMul", [linear.source, weight])
@@ -99,7 +104,7 @@ def _part(graph: ir.Graph, packed: ir.Value, k: int, width: int, like: ir.Value)
         bias = new_initializer(graph, f"{label}.bias", linear.bias[columns].copy())
         nodes.append(ir.node("Add", [product.outputs[0], bias]))
     insert_before(linear.last, nodes)
-    shape = None if packed.shape is None else ir.Shape([*packed.shape[:2], width])
+    shape = None if packed.shape is None else ir.Shape([*packed.shape[:-1], width])
     for node in nodes:
         node.outputs[0].type, node.outputs[0].shape = packed.type or like.type, shape
     return nodes[-1].outputs[0]

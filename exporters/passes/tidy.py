@@ -10,18 +10,26 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from exporters.passes.base import GraphPass, PassContext, PassOutcome, remove_dead
+from exporters.passes.base import (
+    GraphPass,
+    PassContext,
+    PassOutcome,
+    rank,
+    remove_dead,
+    same_dims,
+)
 
 
 class Tidy(GraphPass):
-    """Remove debug metadata, inner shapes, dead nodes and unread or repeated initializers."""
+    """Remove debug metadata, inner shapes, idle nodes and unread or repeated initializers."""
 
     name: ClassVar[str] = "tidy"
     required: ClassVar[bool] = True
 
     def run(self, model: ir.Model, context: PassContext) -> PassOutcome:
         """Leave computation, input and output shapes, and value names."""
-        outcome = PassOutcome(changed=remove_dead(model.graph))
+        outcome = PassOutcome(changed=_skip_idle_expands(model.graph))
+        outcome.changed += remove_dead(model.graph)
         outcome.changed += _share_equal_initializers(model.graph)
         model.metadata_props.clear()
         model.graph.metadata_props.clear()
@@ -50,6 +58,22 @@ class Tidy(GraphPass):
             del model.opset_imports[domain]
         model.functions.clear()
         return outcome
+
+
+def _skip_idle_expands(graph: ir.Graph) -> int:
+    """Readers of an Expand to the shape that its operand has read the operand. Gives how many."""
+    skipped = 0
+    for node in graph:
+        if node.op_type != "Expand" or node.domain != "":
+            continue
+        read, made = node.inputs[0], node.outputs[0]
+        axes = range(rank(made) or 0)
+        if read is None or made.is_graph_output() or not axes or rank(read) != rank(made):
+            continue
+        if same_dims(read, axes, made, axes):
+            ir.convenience.replace_all_uses_with(made, read)
+            skipped += 1
+    return skipped
 
 
 def _share_equal_initializers(graph: ir.Graph) -> int:

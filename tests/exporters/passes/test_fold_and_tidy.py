@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from exporters.passes import check_skips
@@ -45,6 +46,23 @@ def test_broadcast_of_a_constant_is_left_alone(run_pass: Any) -> None:
     outcome = run_pass(FoldConstants, model)
     assert outcome.changed == 0
     assert "larger" in outcome.refused[0].reason
+
+
+@pytest.mark.parametrize(("rows", "kept"), [("n", []), ("1", ["Expand"]), ("m", ["Expand"])])
+def test_tidy_skips_an_expand_to_the_same_shape(rows: str, kept: list[str], run_pass: Any) -> None:
+    text = f"""
+    idle (float[{rows}, 4] x, float[n, 4] z) => (float[n, 4] y) {{
+        wide = Expand(x, shape)
+        y = Add(wide, z)
+    }}"""
+    model = graph(text, shape=np.array([3, 4], dtype=np.int64))
+    (expand,) = [n for n in model.graph if n.op_type == "Expand"]
+    expand.outputs[0].shape = ir.Shape(["n", 4])
+    run_pass(Tidy, model)
+    assert operators(model) == [*kept, "Add"]
+    if rows == "1":
+        x, z = np.ones((1, 4), np.float32), np.ones((3, 4), np.float32)
+        assert (execute(model, x=x, z=z)["y"] == 2).all()
 
 
 def test_tidy_shares_equal_weights_and_drops_debris(run_pass: Any) -> None:

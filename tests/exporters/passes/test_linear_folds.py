@@ -106,6 +106,36 @@ def test_packed_projection_that_others_read_stays(run_pass: Any) -> None:
     assert "Relu" in outcome.refused[0].reason
 
 
+@pytest.mark.parametrize("dims", [3, 4])
+def test_a_gate_is_projected_apart_from_what_it_gates(dims: int, run_pass: Any) -> None:
+    size = ", ".join(map(str, (B, N, D)[:2] if dims == 3 else (B, 2, N)))
+    text = f"""
+    swiglu (float[{size}, {D}] x) => (float[{size}, {2 * D}] y) {{
+        p0 = MatMul(x, w)
+        p = Add(p0, b)
+        gate, up = Split <axis = {dims - 1}, num_outputs = 2> (p)
+        s = Sigmoid(gate)
+        silu = Mul(gate, s)
+        y = Mul(silu, up)
+    }}"""
+    model = graph(text, w=numbers(D, 4 * D), b=numbers(4 * D))
+    x = numbers(*((B, N, D) if dims == 3 else (B, 2, N, D)))
+    assert agrees(model, run_pass, SeparateProjections, x=x).changed == 1
+    assert operators(model).count("MatMul") == 2
+    assert "Split" not in operators(model)
+
+
+def test_halves_of_something_that_no_layer_makes_stay(run_pass: Any) -> None:
+    text = f"""
+    halves (float[{B}, {N}, {D}] x) => (float[{B}, {N}, {D // 2}] y) {{
+        r = Relu(x)
+        a, c = Split <axis = 2, num_outputs = 2> (r)
+        y = Mul(a, c)
+    }}"""
+    outcome = agrees(graph(text), run_pass, SeparateProjections, x=numbers(B, N, D))
+    assert (outcome.changed, outcome.refused) == (0, [])
+
+
 def pooled(tail: str, last: str = "", outputs: str = f"float[{B}, K] y") -> ir.Model:
     text = f"""
     head (float[{B}, {N}, {D}] x, float[{B}, {N}, {D}] h) => ({outputs}) {{
