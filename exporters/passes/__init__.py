@@ -14,6 +14,7 @@ from exporters.passes.end_token import EndToken
 from exporters.passes.few_queries import FewQueries
 from exporters.passes.flat_tokens import FlatTokens
 from exporters.passes.fold_constants import FoldConstants
+from exporters.passes.gathered_moves import GatheredMoves
 from exporters.passes.hand_attention import HandAttention
 from exporters.passes.layer_scale import FoldLayerScale
 from exporters.passes.masked_attention import MaskedAttention
@@ -45,6 +46,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     EndToken,
     FewQueries,
     TokenOrder,
+    GatheredMoves,
     RotaryHalves,
     UnitNorm,
     FlatTokens,

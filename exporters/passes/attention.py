@@ -224,7 +224,7 @@ class _Speller(HeadsFlattener):
         join = _join_of(old)
         if join is not None:
             turned, joined = next(iter(old.uses())).node, join.outputs[0]
-            if same_dims(joined, (0, 1), old, (0, 2)):
+            if rank(joined) == 3 and same_dims(joined, (0, 1), old, (0, 2)):
                 result.shape = joined.shape
                 replace_value(joined, result)
                 self._graph.remove(join, safe=True)
@@ -312,9 +312,9 @@ def _join_of(heads: ir.Value) -> ir.Node | None:
     if turned is None or ints(turned, "perm") != _HEADS_FIRST:
         return None
     join = only_reader(turned.outputs[0], "Reshape")
-    if join is None or rank(join.outputs[0]) != 3:
+    if join is None or (rank(join.outputs[0]) or 0) < 3:
         return None
     num_heads, head_dim = static_dim(heads, 1), static_dim(heads, 3)
     if num_heads is None or head_dim is None:
         return None
-    return join if static_dim(join.outputs[0], 2) == num_heads * head_dim else None
+    return join if static_dim(join.outputs[0], -1) == num_heads * head_dim else None

@@ -10,8 +10,9 @@ OpenVINO's CPU plugin has better kernels for three dimensions than for four:
 
 Nodes that are next to each other are taken together, so that views stand at their borders alone; a
 border at another view is one view. Of symbolic sizes, where a view back would have to be computed,
-a norm after a view of a list goes before that view. Left alone: neighbours without a norm or a
-linear layer.
+a node goes before the view of a list that it reads, a norm before moves as well, and one after an
+image [B, C, H, W] with its channels put last is that of a list. Left alone: neighbours without a
+norm or a linear layer.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from exporters.passes.base import (
     PassOutcome,
     constant,
     insert_before,
+    ints,
     new_initializer,
     rank,
     remove_dead,
@@ -36,9 +38,13 @@ from exporters.passes.base import (
     static_dim,
     static_shape,
 )
+from exporters.passes.row_moves import alone, moves_rows
 from vitpe_deploy.request import Target
 
 _LIST = 3
+_CHANNELS_LAST = (0, 2, 3, 1)
+_ORDERS = frozenset({"Reshape", "Transpose", "Slice", "Gather"})
+"""Moves that leave no place empty."""
 _ONE_OPERAND = frozenset({"Gelu", "Relu", "Sigmoid", "Tanh", "Erf", "Neg", "Identity", "HardSwish"})
 _TWO_OPERANDS = frozenset({"Add", "Sub", "Mul", "Div"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
@@ -55,12 +61,9 @@ class FlatTokens(GraphPass):
         if context.target is not Target.OPENVINO:
             return outcome
         graph = model.graph
-        nodes = [node for node in graph if _treats_tokens_alone(node, outcome)]
         writer = _Writer(graph)
-        for node in list(graph):
-            if _is_norm_of_symbolic_view(node):
-                writer.norm_before_view(node)
-                outcome.changed += 1
+        outcome.changed += sum(writer.list_symbolic(node) for node in list(graph))
+        nodes = [node for node in graph if _treats_tokens_alone(node, outcome)]
         for group in _neighbours(nodes):
             if any(_gains(node) for node in group):
                 writer.flatten(group)
@@ -96,8 +99,7 @@ def _problem(node: ir.Node, dims: int) -> str | None:
             return "its mean or deviation is read"
     shapes = [static_shape(v) for v in (*operands, node.outputs[0])]
     if any(s is None for s in shapes):
-        stays = _gains(node) and not _is_norm_of_symbolic_view(node)
-        return f"sizes are symbolic: {node.outputs[0].shape}" if stays else None
+        return f"sizes are symbolic: {node.outputs[0].shape}" if _gains(node) else None
     same = len({s[:-1] for s in shapes if s is not None}) == 1
     return "" if same else None
 
@@ -123,23 +125,65 @@ def _of_channels(value: ir.Value) -> bool:
     return numbers is not None and prod(numbers.shape[:-1]) == 1
 
 
-def _is_norm_of_symbolic_view(node: ir.Node) -> bool:
-    """Whether a norm over channels reads a list [B, N, C] that is viewed as a map."""
+def _place_of_symbolic_view(node: ir.Node) -> int | None:
+    """At which input a node of as many channels reads a list [B, N, C] that is viewed as a map."""
+    place = alone(node)
+    read = None if place is None else node.inputs[place]
+    view = None if read is None else read.producer()
+    dims = rank(read)
+    if read is None or view is None or view.op_type != "Reshape" or dims is None or dims <= _LIST:
+        return None
+    width, source = static_dim(read, -1), view.inputs[0]
+    widths = (static_dim(source, -1), static_dim(node.outputs[0], -1))
+    if static_shape(read) is not None or rank(source) != _LIST or widths != (width, width):
+        return None
+    others = [constant(v) for k, v in enumerate(node.inputs) if k != place]
+    return place if all(n is not None and n.ndim <= _LIST for n in others) else None
+
+
+def _is_norm_of_symbolic_image(node: ir.Node) -> bool:
+    """Whether a norm over channels reads an image [B, C, H, W] whose channels are put last."""
+    turned = _symbolic_map_under(node, "Transpose")
+    known = turned is not None and static_dim(turned.outputs[0], -1) is not None
+    return turned is not None and known and ints(turned, "perm") == _CHANNELS_LAST
+
+
+def _list_behind_moves(node: ir.Node) -> tuple[ir.Value, ir.Node] | None:
+    """A list [B, N, C] whose rows get to a norm by moves that nothing else reads, and the first."""
+    value = node.inputs[0]
+    width = static_dim(value, -1)
+    if _is_norm(node) is None or width is None or value is None or static_shape(value) is not None:
+        return None
+    while not value.is_graph_output() and len(value.uses()) == 1:
+        move = value.producer()
+        if move is None or move.op_type not in _ORDERS or not moves_rows(move, width):
+            return None
+        source = move.inputs[0]
+        if source is None:
+            return None
+        if rank(source) == _LIST and static_dim(source, 2) == width:
+            return source, move
+        value = source
+    return None
+
+
+def _is_norm(node: ir.Node) -> int | None:
+    """The rank of what a norm over channels reads, more than three; None for any other node."""
     if node.op_type not in _NORMS or node.domain != "" or len(node.outputs) != 1:
-        return False
-    viewed = node.inputs[0]
-    view = None if viewed is None else viewed.producer()
-    dims = rank(viewed)
-    if view is None or view.op_type != "Reshape" or dims is None or dims <= _LIST:
-        return False
-    if node.attributes.get_int("axis", -1) not in (-1, dims - 1):
-        return False
-    width = static_dim(viewed, -1)
-    source = view.inputs[0]
-    symbolic = viewed is not None and static_shape(viewed) is None
-    return (
-        symbolic and rank(source) == _LIST and width is not None and static_dim(source, 2) == width
-    )
+        return None
+    dims = rank(node.inputs[0])
+    if dims is None or dims <= _LIST:
+        return None
+    return dims if node.attributes.get_int("axis", -1) in (-1, dims - 1) else None
+
+
+def _symbolic_map_under(node: ir.Node, operator: str) -> ir.Node | None:
+    """The node that makes what a norm over channels reads, a map of symbolic size."""
+    read = node.inputs[0] if _is_norm(node) is not None else None
+    made = None if read is None else read.producer()
+    if read is None or made is None or made.op_type != operator or static_shape(read) is not None:
+        return None
+    return made
 
 
 def _neighbours(nodes: Iterable[ir.Node]) -> list[list[ir.Node]]:
@@ -182,27 +226,82 @@ class _Writer:
             for place, read in enumerate(node.inputs):
                 if read is not None and node.op_type in _TWO_OPERANDS and _of_channels(read):
                     self._drop_ones(node, place, read)
-            if "axis" in node.attributes:
-                node.attributes["axis"] = ir.AttrInt64("axis", -1)
+            for name, attribute in _over_channels(node).items():
+                node.attributes[name] = attribute
         for node in group:
             out = node.outputs[0]
             shape = static_shape(out) or ()
             out.shape = ir.Shape(_listed(shape))
             self._view_for_others(node, shape, before[id(node)], inside)
 
-    def norm_before_view(self, node: ir.Node) -> None:
-        """The list is normalised, then viewed."""
-        old = node.outputs[0]
-        view = None if node.inputs[0] is None else node.inputs[0].producer()
+    def list_symbolic(self, node: ir.Node) -> bool:
+        """A node that reads a map of symbolic size reads a list. Gives whether it could."""
+        behind = _list_behind_moves(node)
+        if behind is not None:
+            self.norm_before_moves(node, *behind)
+        elif (place := _place_of_symbolic_view(node)) is not None:
+            self.before_view(node, place)
+        elif _is_norm_of_symbolic_image(node):
+            self.norm_of_list(node)
+        else:
+            return False
+        return True
+
+    def norm_before_moves(self, node: ir.Node, source: ir.Value, first: ir.Node) -> None:
+        """Rows are normalised, then moved."""
+        old, moved = node.outputs[0], node.inputs[0]
+        read = [source, *node.inputs[1:]]
+        norm = ir.node(node.op_type, read, _over_channels(node), name=node.name)
+        insert_before(first, [norm])
+        norm.outputs[0].type, norm.outputs[0].shape = old.type, source.shape
+        first.replace_input_with(0, norm.outputs[0])
+        if moved is not None:
+            replace_value(old, moved)
+        self._graph.remove(node, safe=True)
+
+    def before_view(self, node: ir.Node, place: int) -> None:
+        """The list is treated, then viewed."""
+        read = node.inputs[place]
+        view = None if read is None else read.producer()
         if view is None or view.inputs[0] is None:
             raise ValueError(f"{node.name} reads no view")
-        attributes = dict(node.attributes) | {"axis": ir.AttrInt64("axis", -1)}
-        source = view.inputs[0]
-        norm = ir.node(node.op_type, [source, *node.inputs[1:]], attributes, name=node.name)
-        after = ir.node("Reshape", [norm.outputs[0], view.inputs[1]], dict(view.attributes))
-        insert_before(node, [norm, after])
-        norm.outputs[0].shape, after.outputs[0].shape = source.shape, old.shape
-        norm.outputs[0].type = after.outputs[0].type = old.type
+        how = dict(view.attributes)
+        self._treated_then_viewed(node, place, view.inputs[0], view.inputs[1], how)
+
+    def norm_of_list(self, node: ir.Node) -> None:
+        """[B, C, H, W] -> [B, C, H W] -> [B, H W, C], normalised, -> [B, H, W, C]."""
+        turned = None if node.inputs[0] is None else node.inputs[0].producer()
+        image = None if turned is None else turned.inputs[0]
+        if image is None or image.shape is None:
+            raise ValueError(f"{node.name} reads no image")
+        batch, width, *_ = image.shape
+        rows = ir.node("Reshape", [image, self._shape((0, 0, -1))])
+        listed = ir.node("Transpose", [rows.outputs[0]], {"perm": [0, 2, 1]})
+        count = ir.node("Shape", [image], {"start": 0, "end": 1})
+        sides = ir.node("Shape", [image], {"start": 2, "end": 4})
+        channels = new_initializer(self._graph, "channels", np.array([width], dtype=np.int64))
+        sizes = [count.outputs[0], sides.outputs[0], channels]
+        shape = ir.node("Concat", sizes, {"axis": 0})
+        insert_before(node, [rows, listed, count, sides, shape])
+        listed.outputs[0].type, rows.outputs[0].type = image.type, image.type
+        listed.outputs[0].shape = ir.Shape([batch, None, width])
+        self._treated_then_viewed(node, 0, listed.outputs[0], shape.outputs[0], {})
+
+    def _treated_then_viewed(
+        self,
+        node: ir.Node,
+        place: int,
+        source: ir.Value,
+        shape: ir.Value | None,
+        how: dict[str, ir.Attr],
+    ) -> None:
+        old = node.outputs[0]
+        read = [source if k == place else v for k, v in enumerate(node.inputs)]
+        treated = ir.node(node.op_type, read, _over_channels(node), name=node.name)
+        after = ir.node("Reshape", [treated.outputs[0], shape], how)
+        insert_before(node, [treated, after])
+        treated.outputs[0].shape, after.outputs[0].shape = source.shape, old.shape
+        treated.outputs[0].type = after.outputs[0].type = old.type
         replace_value(old, after.outputs[0])
         self._graph.remove(node, safe=True)
 
@@ -255,6 +354,12 @@ class _Writer:
             array = np.array(shape, dtype=np.int64)
             self._shapes[shape] = new_initializer(self._graph, "tokens_shape", array)
         return self._shapes[shape]
+
+
+def _over_channels(node: ir.Node) -> dict[str, ir.Attr]:
+    """Its attributes, for another number of dimensions."""
+    attributes = dict(node.attributes)
+    return attributes | ({"axis": ir.AttrInt64("axis", -1)} if "axis" in attributes else {})
 
 
 def _listed(shape: tuple[int, ...]) -> tuple[int, ...]:

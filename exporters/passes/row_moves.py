@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from exporters.passes.base import constant, ints, static_shape
+from exporters.passes.base import constant, ints, rank, static_dim, static_shape
 
 Rows = npt.NDArray[np.int64]
 
 COPIES = frozenset({"Transpose", "Concat", "Gather"})
 """Moves that copy every row; the others are views and cuts."""
 
+_SYMBOLIC_MOVES = frozenset({"Reshape", "Transpose", "Slice", "Concat", "Gather", "Pad"})
 _UNARY = frozenset({"Gelu", "Erf", "Relu", "Sigmoid", "Tanh", "HardSwish", "Neg", "Sqrt"})
 _BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
@@ -157,6 +158,48 @@ _MOVES = {
     "Gather": _gather,
     "Pad": _pad,
 }
+
+
+def moves_rows(node: ir.Node, channels: int) -> bool:
+    """Whether a node moves rows of so many channels, sizes known or not; empty ones are zeros.
+
+    Of its operands, those that are rows are the first, or all of a Concat.
+    """
+    dims = rank(node.outputs[0])
+    data = rows_read(node)
+    if node.domain != "" or node.op_type not in _SYMBOLIC_MOVES or dims is None or not data:
+        return False
+    widths = {static_dim(v, -1) for v in (*data, node.outputs[0])}
+    if widths - {channels, None} or (None in widths and node.op_type in ("Reshape", "Pad")):
+        return False
+    match node.op_type:
+        case "Transpose":
+            perm = ints(node, "perm")
+            return perm is not None and perm[-1] == dims - 1
+        case "Concat":
+            return node.attributes.get_int("axis", 0) % dims != dims - 1
+        case "Gather":
+            return node.attributes.get_int("axis", 0) == 0 and (rank(data[0]) or 0) > 1
+        case "Slice":
+            axes = constant(node.inputs[3]) if len(node.inputs) > 3 else None
+            return axes is not None and all(int(a) % dims != dims - 1 for a in axes.reshape(-1))
+        case "Pad":
+            return _pads_with_zeros(node)
+    return True
+
+
+def rows_read(node: ir.Node) -> list[ir.Value]:
+    """Operands of a move that are rows."""
+    count = len(node.inputs) if node.op_type == "Concat" else 1
+    return [v for v in node.inputs[:count] if v is not None]
+
+
+def _pads_with_zeros(node: ir.Node) -> bool:
+    mode = node.attributes.get("mode")
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    value = constant(given)
+    zero = given is None or (value is not None and not value.any())
+    return zero and (mode is None or mode.as_string() == "constant")
 
 
 def alone(node: ir.Node) -> int | None:

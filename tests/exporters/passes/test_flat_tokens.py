@@ -155,3 +155,43 @@ def test_lists_and_other_targets_stay(run_pass: Any) -> None:
     ):
         outcome = run_pass(FlatTokens, model, target=target)
         assert (outcome.changed, outcome.refused) == (0, [])
+
+
+def test_of_symbolic_sizes_a_norm_goes_before_moves_that_nothing_else_reads(run_pass: Any) -> None:
+    body = """
+        m = Reshape(x, four)
+        t = Transpose <perm = [0, 2, 1, 3]> (m)
+        s = Slice(t, i1, far, i1)
+        n = LayerNormalization <axis = 3> (s, g, b)
+        y = Relu(n)
+    """
+    shape = {"four": np.array([B, -1, W, C], np.int64)}
+    cut = {"i1": np.array([1], np.int64), "far": np.array([2**62], np.int64)}
+    model = net(body, LIST, result=f"float[{B}, k, h, {C}]", **shape, **cut)
+    assert same_after(model, run_pass, numbers(B, 3 * W, C)).changed == 1
+    assert operators(model)[0] == "LayerNormalization"
+
+
+def test_of_symbolic_sizes_a_norm_stays_behind_empty_places(run_pass: Any) -> None:
+    body = "m = Reshape(x, four)\n p = Pad(m, room)\n y = LayerNormalization <axis = 3> (p, g, b)"
+    more = {"four": np.array([B, -1, W, C], np.int64), "room": np.array([0, 1, 0, 0] * 2, np.int64)}
+    model = net(body, LIST, result=f"float[{B}, h, {W}, {C}]", **more)
+    assert same_after(model, run_pass, numbers(B, 3 * W, C)).changed == 0
+    assert operators(model) == ["Reshape", "Pad", "LayerNormalization"]
+
+
+@pytest.mark.parametrize("size", [(3, 5), (4, 4)])
+def test_of_an_image_of_symbolic_size(size: tuple[int, int], run_pass: Any) -> None:
+    body = """
+        t = Transpose <perm = [0, 2, 3, 1]> (x)
+        n = LayerNormalization <axis = -1> (t, g, b)
+        o = LayerNormalization <axis = -1> (n, b, g)
+        y = Add(n, o)
+    """
+    image = f"float[{B}, {C}, h, w]"
+    model = net(body, image, result=f"float[{B}, h, w, {C}]")
+    assert same_after(model, run_pass, numbers(B, C, *size)).changed == 2
+    names = operators(model)
+    assert names.index("LayerNormalization") == names.index("Concat") + 1
+    lists = [n.inputs[0] for n in model.graph if n.op_type == "LayerNormalization"]
+    assert [len(v.shape or ()) for v in lists if v is not None] == [3, 3]
