@@ -102,6 +102,19 @@ def test_what_is_left_alone_says_why(
     assert "RotaryEmbedding" in operators(model)
 
 
+def test_a_table_that_is_computed(run_pass: Any) -> None:
+    """Of symbolic sizes the table comes from height and width, its shape unknown here."""
+    model = turned()
+    (rotation,) = [n for n in model.graph if n.op_type == "RotaryEmbedding"]
+    for place in (2, 3):
+        table = rotation.inputs[place]
+        made = ir.node("Neg", [table])
+        model.graph.insert_before(rotation, made)
+        rotation.replace_input_with(place, made.outputs[0])
+    assert agrees(model, run_pass).changed == 1
+    assert operators(model).count("Gather") == 2
+
+
 def test_other_targets_stay(run_pass: Any) -> None:
     model = turned()
     for target in (Target.ORT, Target.PORTABLE):
