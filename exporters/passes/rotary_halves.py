@@ -75,7 +75,7 @@ def _linear_under(node: ir.Node) -> Linear | str:
     if len(linear.weight_value.uses()) != 1:
         return f"{linear.weight_value.name} is also read by others"
     width, half = linear.weight.shape[1], static_dim(node.inputs[2], 1)
-    if heads <= 0 or node.attributes.get_int("rotary_embedding_dim", 0):
+    if heads <= 0 or node.attributes.get_int("rotary_embedding_dim", 0) != 0:
         return "not all channels of its heads turn"
     if width % (2 * heads) or half not in (None, width // heads // 2):
         return "its table is not that of its heads"
