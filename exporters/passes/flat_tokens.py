@@ -38,16 +38,13 @@ from exporters.passes.base import (
     static_dim,
     static_shape,
 )
-from exporters.passes.row_moves import alone, moves_rows
+from exporters.passes.row_moves import BINARY, NORMS, UNARY, alone, moves_rows
 from vitpe_deploy.request import Target
 
 _LIST = 3
 _CHANNELS_LAST = (0, 2, 3, 1)
 _ORDERS = frozenset({"Reshape", "Transpose", "Slice", "Gather"})
 """Moves that leave no place empty."""
-_ONE_OPERAND = frozenset({"Gelu", "Relu", "Sigmoid", "Tanh", "Erf", "Neg", "Identity", "HardSwish"})
-_TWO_OPERANDS = frozenset({"Add", "Sub", "Mul", "Div"})
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 
 
 class FlatTokens(GraphPass):
@@ -73,7 +70,7 @@ class FlatTokens(GraphPass):
 
 
 def _gains(node: ir.Node) -> bool:
-    return node.op_type in _NORMS or node.op_type == "MatMul"
+    return node.op_type in NORMS or node.op_type == "MatMul"
 
 
 def _treats_tokens_alone(node: ir.Node, outcome: PassOutcome) -> bool:
@@ -92,7 +89,7 @@ def _problem(node: ir.Node, dims: int) -> str | None:
     operands = _data(node)
     if operands is None:
         return None
-    if node.op_type in _NORMS:
+    if node.op_type in NORMS:
         if node.attributes.get_int("axis", -1) not in (-1, dims - 1):
             return "it normalises over more than channels"
         if len(node.outputs) > 1:
@@ -109,12 +106,12 @@ def _data(node: ir.Node) -> list[ir.Value] | None:
     first = node.inputs[0] if node.inputs else None
     if first is None:
         return None
-    if node.op_type in _NORMS or node.op_type in _ONE_OPERAND:
+    if node.op_type in NORMS or node.op_type in UNARY:
         return [first]
     if node.op_type == "MatMul":
         weight = constant(node.inputs[1])
         return [first] if weight is not None and weight.ndim == 2 else None
-    if node.op_type in _TWO_OPERANDS:
+    if node.op_type in BINARY:
         return [v for v in node.inputs if v is not None and not _of_channels(v)]
     return None
 
@@ -169,7 +166,7 @@ def _list_behind_moves(node: ir.Node) -> tuple[ir.Value, ir.Node] | None:
 
 def _is_norm(node: ir.Node) -> int | None:
     """The rank of what a norm over channels reads, more than three; None for any other node."""
-    if node.op_type not in _NORMS or node.domain != "" or len(node.outputs) != 1:
+    if node.op_type not in NORMS or node.domain != "" or len(node.outputs) != 1:
         return None
     dims = rank(node.inputs[0])
     if dims is None or dims <= _LIST:
@@ -224,7 +221,7 @@ class _Writer:
                     if read is value:
                         node.replace_input_with(place, lists[id(value)])
             for place, read in enumerate(node.inputs):
-                if read is not None and node.op_type in _TWO_OPERANDS and _of_channels(read):
+                if read is not None and node.op_type in BINARY and _of_channels(read):
                     self._drop_ones(node, place, read)
             for name, attribute in _over_channels(node).items():
                 node.attributes[name] = attribute

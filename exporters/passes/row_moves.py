@@ -25,9 +25,9 @@ COPIES = frozenset({"Transpose", "Concat", "Gather"})
 """Moves that copy every row; the others are views and cuts."""
 
 _SYMBOLIC_MOVES = frozenset({"Reshape", "Transpose", "Slice", "Concat", "Gather", "Pad"})
-_UNARY = frozenset({"Gelu", "Erf", "Relu", "Sigmoid", "Tanh", "HardSwish", "Neg", "Sqrt"})
-_BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
+UNARY = frozenset({"Gelu", "Erf", "Relu", "Sigmoid", "Tanh", "HardSwish", "Neg", "Sqrt"})
+BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
+NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +208,15 @@ def alone(node: ir.Node) -> int | None:
     if node.domain != "" or len(node.outputs) != 1 or not node.inputs:
         return None
     first = node.inputs[0]
-    if node.op_type in _UNARY:
+    if node.op_type in UNARY:
         return 0
-    if node.op_type in _NORMS and first is not None and first.shape is not None:
+    if node.op_type in NORMS and first is not None and first.shape is not None:
         axis = node.attributes.get_int("axis", -1)
         return 0 if axis in (-1, len(first.shape) - 1) else None
     if node.op_type == "MatMul":
         weight = constant(node.inputs[1])
         return 0 if weight is not None and weight.ndim == 2 and constant(first) is None else None
-    if node.op_type in _BINARY:
+    if node.op_type in BINARY:
         for place in (0, 1):
             other, value = constant(node.inputs[1 - place]), node.inputs[place]
             if other is None or value is None or value.shape is None:
@@ -228,7 +228,7 @@ def alone(node: ir.Node) -> int | None:
 
 def joins(node: ir.Node) -> bool:
     """Whether a node adds or multiplies two computed values row by row."""
-    if node.domain != "" or node.op_type not in _BINARY:
+    if node.domain != "" or node.op_type not in BINARY:
         return False
     one, other = node.inputs
     if one is None or other is None or constant(one) is not None or constant(other) is not None:
